@@ -35,7 +35,7 @@ _KNOWN = frozenset(
         *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__),
     )
 )
-"""What is known without values."""
+"""Facts that need no values."""
 
 
 class LazyValues(Tensor):

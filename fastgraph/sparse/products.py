@@ -14,7 +14,7 @@ from fastgraph.sparse.pattern import Pattern, diagonal
 
 
 class Values(Protocol):
-    """What is known of values before they are computed; of a tensor, too."""
+    """Facts that are known of values before they are computed; of a tensor, too."""
 
     @property
     def shape(self) -> torch.Size:
