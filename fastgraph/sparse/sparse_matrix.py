@@ -53,6 +53,19 @@ class SparseMatrix:
         self._values = val
         self._version = val._version if is_ones and isinstance(val, Tensor) else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With values computed, as copies of tensors count their edits anew."""
+        made = (
+            self.expression
+            if isinstance(self._values, Tensor) and self._version is not None
+            else None
+        )
+        is_ones = isinstance(made, Entries) and made.is_ones
+        return {"pattern": self._pattern, "val": self._val, "is_ones": is_ones}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     @property
     def pattern(self) -> Pattern:
         """Where the entries are; one object for all matrices that share it."""

@@ -227,6 +227,23 @@ def test_values_of_another_pattern() -> None:
     torch.testing.assert_close(fgs.val_like(b, lazy).val.clone(), t[2][a.pattern.row])
 
 
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_copies_of_matrices(copied: Callable[[fgs.SparseMatrix], fgs.SparseMatrix]) -> None:
+    a = ones("square")
+    t = [x.detach() for x in operands(a.shape, None)]
+    t[0].mul_(2)
+    lazy = attention(a, t)
+    torch.testing.assert_close(copied(lazy).val.clone(), attention(a, t).val.clone())
+    torch.testing.assert_close(copied(lazy / 2) @ t[4], (attention(a, t) / 2) @ t[4])
+    torch.testing.assert_close(attention(copied(a), t) @ t[4], attention(a, t) @ t[4])
+    a.val.fill_(2)
+    edited = copied(a)
+    doubled = fgs.sddmm(edited, t[0], t[1].T).val.clone()
+    torch.testing.assert_close(doubled, 2 * fgs.sddmm(ones("square"), t[0], t[1].T).val.clone())
+
+
 def test_few_values_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     a = ones("square")
     t = operands(a.shape, None)
