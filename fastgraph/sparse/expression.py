@@ -37,14 +37,15 @@ def may_defer(*tensors: Tensor) -> bool:
     )
 
 
-FEWEST_ENTRIES = 2**13
-"""From which on values wait on a CPU: on fewer, one operator gains less than expressions cost."""
+FEWEST_VALUES = 2**15
+"""Entries times heads from which on values wait on a CPU: with fewer, one operator gains less than
+expressions cost."""
 
 
-def may_wait(pattern: Pattern, *tensors: Tensor) -> bool:
+def may_wait(pattern: Pattern, heads: int, *tensors: Tensor) -> bool:
     """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`."""
-    fewest = FEWEST_ENTRIES if pattern.device.type == "cpu" else 1
-    return pattern.nnz >= fewest and may_defer(*tensors)
+    fewest = FEWEST_VALUES if pattern.device.type == "cpu" else 1
+    return pattern.nnz * heads >= fewest and may_defer(*tensors)
 
 
 class Expression:

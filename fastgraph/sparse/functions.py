@@ -122,7 +122,10 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
     _check_type("A", A, SparseMatrix)
     _check_type("X1", X1, Tensor)
     _check_type("X2", X2, Tensor)
-    if not may_wait(A.pattern, X1, X2, *_tensors(A)) or 0 in (*X1.shape, *X2.shape):
+    if not may_wait(A.pattern, X1.shape[2:].numel(), X1, X2, *_tensors(A)) or 0 in (
+        *X1.shape,
+        *X2.shape,
+    ):
         return SparseMatrix(A.pattern, products.sddmm(A.pattern, A._val, X1, X2))
     X1, X2 = products.as_matrices(X1, X2)  # noqa: N806
     products.check_sddmm(A.pattern, A.values, X1, X2)
@@ -252,7 +255,7 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa
             f"v must be [{n}, 1], [1, {m}] or [{m}] for A of shape {[n, m]}, "
             f"got shape {list(v.shape)}"
         )
-    if may_wait(A.pattern, v, *_tensors(A)) and v.dtype == A.dtype:
+    if may_wait(A.pattern, A.values.shape[1:].numel(), v, *_tensors(A)) and v.dtype == A.dtype:
         ends = Ends(A.pattern, v.reshape(-1), is_row=shape != (1, m))
         made = mapped(of_two, A.expression, ends)
         if made is not None:

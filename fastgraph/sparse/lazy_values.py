@@ -217,7 +217,7 @@ class Index(Tensor):
             size = index.pattern.shape[0 if index.is_row else 1]
             if (
                 type(of_nodes) is not Index
-                and may_wait(index.pattern, of_nodes)
+                and may_wait(index.pattern, of_nodes.shape[1:].numel(), of_nodes)
                 and of_nodes.dim() in (1, 2)
                 and of_nodes.shape[0] == size
                 and of_nodes.dtype in FLOATING
@@ -237,10 +237,14 @@ def plain_index(index: Tensor) -> Tensor:
         return index.as_subclass(Tensor)
 
 
+_MOST_HEADS = 64
+"""An index does not know of how many heads the values will be that it chooses."""
+
+
 def index_of(pattern: Pattern, *, is_row: bool) -> Tensor:
     """The row or the column of each entry, ``[nnz]``; plain where nothing may wait."""
     found = pattern.row if is_row else pattern.col
-    if not may_wait(pattern, found):
+    if not may_wait(pattern, _MOST_HEADS, found):
         return found
     index = found.as_subclass(Index)
     index.pattern, index.is_row = pattern, is_row

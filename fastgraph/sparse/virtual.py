@@ -266,7 +266,8 @@ def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
 
 
 def _virtual(pattern: Pattern, made: Expression, *tensors: Tensor) -> Expression:
-    return made if may_wait(pattern, *tensors) else Entries(pattern, made.compute())
+    heads = made.shape[1:].numel()
+    return made if may_wait(pattern, heads, *tensors) else Entries(pattern, made.compute())
 
 
 def _of(function: Callable[..., Any], *args: Any) -> Any:

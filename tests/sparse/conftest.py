@@ -9,4 +9,4 @@ from fastgraph.sparse import expression
 
 @pytest.fixture(autouse=True)
 def _values_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expression, "FEWEST_ENTRIES", 1)
+    monkeypatch.setattr(expression, "FEWEST_VALUES", 1)
