@@ -375,7 +375,8 @@ def test_workers_that_stay_draw_anew_in_each_epoch() -> None:
         )
         next(iter(loader))  # an epoch that ends early
         found.append([contents(loader), contents(loader)])
-        loader._iterator.iterator._shutdown_workers()  # torch waits long where garbage is collected
+        workers_of = getattr(loader._iterator, "iterator", loader._iterator)
+        workers_of._shutdown_workers()  # torch waits long where garbage is collected
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
 
