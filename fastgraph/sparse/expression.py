@@ -43,7 +43,12 @@ expressions cost."""
 
 
 def may_wait(pattern: Pattern, heads: int, *tensors: Tensor) -> bool:
-    """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`."""
+    """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`.
+
+    Not on ranks, where rules of sharded tensors know operators and no expressions.
+    """
+    if pattern.is_sharded:
+        return False
     fewest = FEWEST_VALUES if pattern.device.type == "cpu" else 1
     return pattern.nnz * heads >= fewest and may_defer(*tensors)
 
