@@ -54,7 +54,7 @@ class Adjacency:
 
     @property
     def storage(self) -> Adjacency:
-        """What torch-sparse keeps in an object of its own."""
+        """This matrix, whose tensors torch-sparse keeps in an object of its own."""
         return self
 
     def row(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What ``benchmarks/any_message.py`` says of the products of each edge in programs."""
+"""Products of each edge in programs, as ``benchmarks/any_message.py`` reports them."""
 
 from __future__ import annotations
 
