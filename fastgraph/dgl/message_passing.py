@@ -82,7 +82,7 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
-        if not SWITCH.active or not (callable(mfunc) and callable(rfunc)):
+        if not (SWITCH.active and _is_function(mfunc) and _is_function(rfunc)):
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
             under_way = leave(_UPDATE, _TINY)
@@ -96,6 +96,10 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
         return found if afunc is None else _applied(g, afunc, found)
 
     return routed
+
+
+def _is_function(given: Any) -> bool:
+    return isinstance(given, BuiltinFunction) or callable(given)
 
 
 def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,7 +59,10 @@ def with_winners(program: Program, winning: frozenset[int]) -> Winners:
             value = _value(program, k, values)
             is_extreme = b.apply("eq", value, b.operand(name, "row", value.width))
             rank = b.spread(b.operand(RANK, "edge", 1), value.width)
-            found.append(("min", b.apply("where", is_extreme, rank, math.inf)))
+            attained = b.apply("where", is_extreme, rank, math.inf)
+            # The extremum of a row with NaN is NaN, which equals nothing.
+            is_number = b.apply("eq", value, value)
+            found.append(("min", b.apply("where", is_number, attained, rank)))
         return found
 
     def final(b: Builder, values: list[Value]) -> _Outputs:

@@ -65,6 +65,33 @@ def test_nodes_without_messages_spoil_no_gradient() -> None:
         assert_same(lambda r=reduce, m=more: reduced(g, x, r, *m))
 
 
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_extrema_of_what_is_no_number_have_its_gradient(reduction: str) -> None:
+    x = torch.randn(20, 4, dtype=torch.float64)
+    x[::3, :2] = torch.nan
+    x[1::3, 2] = torch.inf
+    x.requires_grad_()
+    expected, found, row = both(
+        lambda: extremum_and_gradient(square_graph(), x, lambda m: getattr(m, reduction)(1)[0])
+    )
+    assert row.programs == 1
+    assert expected[0].isnan().any()
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def extremum_and_gradient(g: Any, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Whose gradient is different for each number."""
+    with g.local_scope():
+        g.ndata["h"] = x
+        g.update_all(
+            lambda edges: {"m": edges.src["h"] * 2}, lambda n: {"out": reduce(n.mailbox["m"])}
+        )
+        out = g.ndata["out"]
+    weight = torch.arange(out.numel(), dtype=out.dtype).view_as(out)
+    return [out, *torch.autograd.grad((out * weight).sum(), x)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)], ids=str)
 def test_degrees(shape: tuple[int, ...], dtype: torch.dtype) -> None:
