@@ -54,7 +54,8 @@ class _Sampling:
             return
         self._patches.restore()
         self._in_place = None
-        if wanted is None or (not wanted and found(sys.modules[f"{_PACKAGE}.typing"])):
+        typing = sys.modules.get(f"{_PACKAGE}.typing")  # another module of that name has none
+        if wanted is None or typing is None or (not wanted and found(typing)):
             return
         import_module("fastgraph.pyg.sampling_patches").install(self._patches)
         self._in_place = wanted
