@@ -23,7 +23,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from measure.output import RESULTS, publish
+from measure.output import RESULTS, machine_table, publish
 
 GRAPHS = {"1 %": (12, 1e-2), "0.1 %": (14, 1e-3), "0.01 %": (15, 1e-4)}
 """Of each density the binary logarithm of the number of nodes."""
@@ -47,7 +47,8 @@ def main(densities: str, channels: str, rounds: int, out: Path) -> None:
 
     from measure.graphs import kronecker_of_density
     from measure.machine import machine_facts
-    from measure.turns import Effort, Side, measure_all
+    from measure.turns import Effort
+    from measure.ways import milliseconds
 
     torch.set_num_threads(1)
     console = Console(stderr=True)
@@ -58,9 +59,8 @@ def main(densities: str, channels: str, rounds: int, out: Path) -> None:
             for model, ways in _models(graph, width).items():
                 _check(ways)
                 for training in (False, True):
-                    sides = [Side(_step(ways[way], training)) for way in _WAYS]
-                    found = measure_all(sides[0], sides[1:], Effort(0.05, rounds, 10))
-                    seconds = [found[0].plain, *(beside.ours for beside in found)]
+                    in_order = {way: ways[way] for way in _WAYS}
+                    found = milliseconds(in_order, training, Effort(0.05, rounds, 10))
                     cells.append(
                         {
                             "density": density,
@@ -69,9 +69,7 @@ def main(densities: str, channels: str, rounds: int, out: Path) -> None:
                             "channels": width,
                             "model": model,
                             "training": training,
-                            "milliseconds": dict(
-                                zip(_WAYS, (1000 * s for s in seconds), strict=True)
-                            ),
+                            "milliseconds": found,
                         }
                     )
                     console.print(_row(cells[-1]))
@@ -142,20 +140,6 @@ def _check(ways: dict[str, Call]) -> None:
         )
 
 
-def _step(call: Call, training: bool) -> Callable[[], object]:
-    import torch
-
-    def infer() -> None:
-        with torch.no_grad():
-            call()
-
-    def train() -> None:
-        out, leaves = call()
-        torch.autograd.grad(out.sum(), leaves)
-
-    return train if training else infer
-
-
 def _row(cell: dict[str, Any]) -> str:
     found = cell["milliseconds"]
     ours = found["fastgraph.nn"]
@@ -180,9 +164,7 @@ def _markdown(results: dict[str, Any]) -> str:
         "| --- | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
         *map(_row, results["cells"]),
         "",
-        "| machine |  |",
-        "| --- | ---: |",
-        *(f"| {name} | {value} |" for name, value in results["machine"].items()),
+        *machine_table(results["machine"]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from measure.output import RESULTS, publish
+from measure.output import RESULTS, machine_table, publish
 
 SEMIRINGS = (
     "min_plus",
@@ -180,9 +180,7 @@ def _markdown(results: dict[str, Any]) -> str:
         "| --- | --- | ---: | ---: | ---: |",
         *map(_row, results["squares"]),
         "",
-        "| machine |  |",
-        "| --- | ---: |",
-        *(f"| {name} | {value} |" for name, value in results["machine"].items()),
+        *machine_table(results["machine"]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -20,7 +20,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from measure.output import RESULTS, publish
+from measure.output import RESULTS, machine_table, publish
 
 _HEADS = 8
 
@@ -39,7 +39,8 @@ def main(graphs: str, channels: int, rounds: int, out: Path) -> None:
     import torch
 
     from measure.machine import machine_facts
-    from measure.turns import Effort, Side, measure_all
+    from measure.turns import Effort
+    from measure.ways import milliseconds
 
     torch.set_num_threads(1)
     console = Console(stderr=True)
@@ -48,18 +49,9 @@ def main(graphs: str, channels: int, rounds: int, out: Path) -> None:
         for heads in (1, _HEADS):
             ways = _ways(name, channels, heads)
             for training in (False, True):
-                sides = {way: Side(_step(call, training)) for way, call in ways.items()}
-                plain, *others = sides.values()
-                found = measure_all(plain, others, Effort(turn=0.05, rounds=rounds, steps=20))
-                seconds = [found[0].plain, *(beside.ours for beside in found)]
-                cells.append(
-                    {
-                        "graph": name,
-                        "heads": heads,
-                        "training": training,
-                        "milliseconds": dict(zip(sides, (1000 * s for s in seconds), strict=True)),
-                    }
-                )
+                found = milliseconds(ways, training, Effort(turn=0.05, rounds=rounds, steps=20))
+                facts = {"graph": name, "heads": heads, "training": training}
+                cells.append({**facts, "milliseconds": found})
                 console.print(_row(cells[-1]))
     results = {
         "command": shlex.join(["python", "benchmarks/sparse.py", *sys.argv[1:]]),
@@ -122,20 +114,6 @@ def _ways(name: str, channels: int, heads: int) -> dict[str, Callable[[], Any]]:
     return {way: call for way, call in zip(_WAYS, found, strict=True) if call is not None}
 
 
-def _step(call: Callable[[], Any], training: bool) -> Callable[[], object]:
-    import torch
-
-    def infer() -> None:
-        with torch.no_grad():
-            call()
-
-    def train() -> None:
-        out, leaves = call()
-        torch.autograd.grad(out.sum(), leaves)
-
-    return train if training else infer
-
-
 def _row(cell: dict[str, Any]) -> str:
     found = cell["milliseconds"]
     shown = [f"{found[way]:.3g}" if way in found else "" for way in _WAYS]
@@ -156,9 +134,7 @@ def _markdown(results: dict[str, Any]) -> str:
         "| --- | ---: | --- |" + " ---: |" * len(_WAYS),
         *map(_row, results["cells"]),
         "",
-        "| machine |  |",
-        "| --- | ---: |",
-        *(f"| {name} | {value} |" for name, value in results["machine"].items()),
+        *machine_table(results["machine"]),
     ]
     return "\n".join(lines) + "\n"
 

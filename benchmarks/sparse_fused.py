@@ -23,7 +23,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from measure.output import RESULTS, publish
+from measure.output import RESULTS, machine_table, publish
 
 _HEADS = 8
 _WAYS = ("fused", "separate", "operator")
@@ -39,7 +39,8 @@ def main(graphs: str, channels: str, rounds: int, out: Path) -> None:
     import torch
 
     from measure.machine import machine_facts
-    from measure.turns import Effort, Side, measure_all
+    from measure.turns import Effort
+    from measure.ways import milliseconds
 
     torch.set_num_threads(1)
     console = Console(stderr=True)
@@ -49,13 +50,9 @@ def main(graphs: str, channels: str, rounds: int, out: Path) -> None:
             for heads in (1, _HEADS):
                 for form, ways in _forms(name, width, heads).items():
                     for training in (False, True):
-                        sides = {way: Side(_step(call, training)) for way, call in ways.items()}
-                        first, *others = sides.values()
-                        found = measure_all(first, others, Effort(0.05, rounds, 20))
-                        seconds = [found[0].plain, *(beside.ours for beside in found)]
-                        milliseconds = dict(zip(sides, (1000 * s for s in seconds), strict=True))
+                        found = milliseconds(ways, training, Effort(0.05, rounds, 20))
                         facts = {"graph": name, "channels": width, "heads": heads, "form": form}
-                        cells.append({**facts, "training": training, "milliseconds": milliseconds})
+                        cells.append({**facts, "training": training, "milliseconds": found})
                         console.print(_row(cells[-1]))
     results = {
         "command": shlex.join(["python", "benchmarks/sparse_fused.py", *sys.argv[1:]]),
@@ -161,20 +158,6 @@ def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable
     }
 
 
-def _step(call: Callable[[], Any], training: bool) -> Callable[[], object]:
-    import torch
-
-    def infer() -> None:
-        with torch.no_grad():
-            call()
-
-    def train() -> None:
-        out, leaves = call()
-        torch.autograd.grad(out.sum(), leaves)
-
-    return train if training else infer
-
-
 def _row(cell: dict[str, Any]) -> str:
     found = cell["milliseconds"]
     shown = [f"{found[way]:.3g}" if way in found else "" for way in _WAYS]
@@ -197,9 +180,7 @@ def _markdown(results: dict[str, Any]) -> str:
         "| --- | --- | ---: | ---: | --- |" + " ---: |" * (len(_WAYS) + 1),
         *map(_row, results["cells"]),
         "",
-        "| machine |  |",
-        "| --- | ---: |",
-        *(f"| {name} | {value} |" for name, value in results["machine"].items()),
+        *machine_table(results["machine"]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from measure.output import RESULTS, publish
+from measure.output import RESULTS, machine_table, publish
 
 _GRAPHS = ("tolokers", "dense", "molecules", "tiny")
 _CHANNELS = 64
@@ -137,9 +137,7 @@ def _markdown(results: dict[str, Any]) -> str:
         "| --- | --- |" + " ---: |" * 9 + " --- |",
         *map(_row, results["cells"]),
         "",
-        "| machine |  |",
-        "| --- | ---: |",
-        *(f"| {name} | {value} |" for name, value in results["machine"].items()),
+        *machine_table(results["machine"]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -27,6 +27,12 @@ def publish(console: Console, folder: Path, name: str, results: dict[str, Any], 
     console.print(f"written to {path}")
 
 
+def machine_table(facts: dict[str, Any]) -> list[str]:
+    """The lines of a table in Markdown of what is known of the machine."""
+    rows = (f"| {name} | {value} |" for name, value in facts.items())
+    return ["| machine |  |", "| --- | ---: |", *rows]
+
+
 def write_to(stem: Path, results: dict[str, Any], text: str) -> Path:
     """Write ``<stem>.json`` and ``.md``; return the latter's path."""
     Path(f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")
