@@ -133,11 +133,11 @@ class Expression:
         self.check_unedited()
         with torch.enable_grad():
             value = self.compute()
-        if self.is_cut:
+        if not self.requires_grad and value.requires_grad:  # cut, or of what was asked for later
             value = value.detach()
         # Others are of no use elsewhere: below autograd nothing is recorded, whatever is enabled.
         if may_defer(value) and value.requires_grad == self.requires_grad:
-            self._value, self._version = value, value._version
+            self._version, self._value = value._version, value  # for threads, in this order
         return value
 
     def operand(self) -> Tensor:
@@ -154,11 +154,17 @@ class Expression:
             )
         return value
 
+    @property
+    def is_begun(self) -> bool:
+        """True if somebody asked for some of the values of which it is made, or for all.
+
+        They may have been edited since, or have hooks.
+        """
+        return any(m.is_computed for m in self.walk() if not isinstance(m, Entries))
+
     def settled(self) -> Expression:
         """As others take it from now on: values that were computed are a tensor like any other."""
-        if self._value is None or isinstance(self, Leaf):
-            return self
-        return Entries(self.pattern, self._value)
+        return self if self._value is None else Entries(self.pattern, self._value)
 
     def compute(self) -> Tensor:
         """The values, of those of the arguments."""
@@ -190,7 +196,24 @@ class Leaf(Expression):
         else:
             self.tensors = tuple([t.detach() for t in tensors])
         self._versions = [None if t.is_inference() else t._version for t in tensors]
+        self._aliases: tuple[Tensor, ...] | None = None
         super().__init__(pattern, shape, dtype)
+
+    @property
+    def aliases(self) -> tuple[Tensor, ...]:
+        """The tensors as values are computed of them, and nothing else is.
+
+        So the gradients of values with respect to these are apart, though one tensor be made of
+        another, or be there twice.
+        """
+        if self._aliases is not None:
+            return self._aliases
+        with torch.enable_grad():
+            found = tuple([t.view_as(t) if t.requires_grad else t for t in self.tensors])
+        # In inference mode and below autograd a view has no gradient.
+        if all(a.requires_grad == t.requires_grad for a, t in zip(found, self.tensors, strict=True)):
+            self._aliases = found
+        return found
 
     def check_versions(self) -> None:
         """No tensor was edited in place.
@@ -229,9 +252,13 @@ class Entries(Leaf):
         """True for ones of a dtype that is not wider."""
         return self.is_ones and torch.promote_types(self.dtype, dtype) == dtype
 
+    def settled(self) -> Expression:
+        """See :meth:`Expression.settled`; a tensor that was given is one already."""
+        return self
+
     def compute(self) -> Tensor:
         """See :meth:`Expression.compute`."""
-        return self.tensors[0]
+        return self.aliases[0]
 
     @property
     def name(self) -> str:
@@ -255,7 +282,7 @@ class Ends(Leaf):
     def compute(self) -> Tensor:
         """See :meth:`Expression.compute`."""
         groups = self.pattern.by_row if self.is_row else self.pattern.by_column
-        return groups.gather(self.tensors[0])
+        return groups.gather(self.aliases[0])
 
     @property
     def name(self) -> str:
@@ -271,7 +298,7 @@ class Dot(Leaf):
 
     def compute(self) -> Tensor:
         """See :meth:`Expression.compute`."""
-        return products.dots(self.pattern, *self.tensors)
+        return products.dots(self.pattern, *self.aliases)
 
 
 class Map(Expression):
@@ -311,6 +338,7 @@ class Softmax(Expression):
     """The softmax of the values of each row."""
 
     def __init__(self, score: Expression) -> None:
+        score = score.settled()
         self.arguments = (score,)
         super().__init__(score.pattern, score.shape, score.dtype)
 
@@ -328,6 +356,7 @@ class Dropout(Expression):
     """
 
     def __init__(self, values: Expression, rate: float) -> None:
+        values = values.settled()
         self.arguments = (values,)
         self.rate = rate
         self.seed = dropout_seed(rate, None)

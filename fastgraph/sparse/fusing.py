@@ -105,7 +105,7 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
     made = values.walk()
     if torch.is_grad_enabled() and any(m.is_cut for m in made):
         return "made where no gradients were recorded"
-    if any(m.is_computed for m in made if m.arguments or isinstance(m, Dot)):
+    if values.is_begun:
         return "scores that were asked for before"
     body, dropout = (
         (values, None) if not isinstance(values, Dropout) else (values.arguments[0], values)

@@ -16,7 +16,15 @@ from torch.utils._pytree import tree_map_only
 
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import fusing
-from fastgraph.sparse.expression import Dropout, Ends, Expression, mapped, may_defer, may_wait
+from fastgraph.sparse.expression import (
+    Dropout,
+    Ends,
+    Expression,
+    Leaf,
+    mapped,
+    may_defer,
+    may_wait,
+)
 from fastgraph.sparse.pattern import Pattern
 from fastgraph.sparse.virtual import OPERATORS
 
@@ -53,6 +61,7 @@ class LazyValues(Tensor):
         made: LazyValues = Tensor._make_wrapper_subclass(
             cls, expression.shape, dtype=expression.dtype, device=expression.device
         )
+        torch._C._set_throw_on_mutable_data_ptr(made)  # it has no memory
         made.expression = expression
         return made
 
@@ -140,19 +149,21 @@ class _Computed(torch.autograd.Function):
 
 
 def _tensors(expression: Expression) -> list[Tensor]:
-    return [t for made in expression.walk() for t in made.tensors]
+    return [t for made in expression.walk() if isinstance(made, Leaf) for t in made.aliases]
 
 
 def lazy_values(expression: Expression) -> Tensor:
     """The values as a tensor: computed already, or when they are needed."""
-    if expression.is_computed or not may_defer():
+    # No product gains by values of which some were asked for.
+    if expression.is_begun or not may_defer():
         return expression.value()
-    if torch.is_grad_enabled() and expression.requires_grad:
+    if not expression.requires_grad:
+        return LazyValues.of(expression)
+    with torch.enable_grad():  # as values have a gradient wherever they are asked for
         out: LazyValues = _Waiting.apply(expression, *_tensors(expression))  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunctionSubclass():
-            out.node = out.grad_fn
-        return out
-    return LazyValues.of(expression)
+    with torch._C.DisableTorchFunctionSubclass():
+        out.node = out.grad_fn
+    return out
 
 
 def expression_of(val: Tensor, pattern: Pattern) -> Tensor | Expression:
