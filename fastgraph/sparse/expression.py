@@ -6,11 +6,15 @@ the caller's tensors, and an edit of one in place before it is used is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 
 from fastgraph.backends import reference
 from fastgraph.ops.heads import dropout_seed, seed_number
@@ -20,17 +24,21 @@ from fastgraph.sparse import products
 from fastgraph.sparse.pattern import Pattern
 
 
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 def may_defer(*tensors: Tensor) -> bool:
     """True if an operation on these may wait, and give the same when it is done later.
 
-    Compilers, transforms, autocast and modes that see each operation would see it elsewhere; and of
-    edits in inference mode nobody counts.
+    Compilers, transforms, autocast, and modes and hooks that see each operation, or what it saves,
+    would see it elsewhere; and of edits in inference mode nobody counts.
     """
     return (
         execution_mode() is None
         and not torch.compiler.is_compiling()
         and not torch.is_inference_mode_enabled()
         and torch._C._len_torch_dispatch_stack() == 0
+        and _saving_hooks(True) is None
         and is_plain(*tensors)
         and all(not t.is_inference() and t.layout is torch.strided for t in tensors)
         and not (tensors and torch.is_autocast_enabled(tensors[0].device.type))
@@ -51,6 +59,24 @@ def may_wait(pattern: Pattern, heads: int, *tensors: Tensor) -> bool:
         return False
     fewest = FEWEST_VALUES if pattern.device.type == "cpu" else 1
     return pattern.nnz * heads >= fewest and may_defer(*tensors)
+
+
+@contextmanager
+def _as_made() -> Iterator[None]:
+    """As where expressions are made: what was begun since shall not see how they are computed."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        if _saving_hooks(True) is not None:  # of checkpoints, which would miss it when they repeat
+            stack.enter_context(saved_tensors_hooks(_same, _same))
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        if forward_ad._current_level >= 0:
+            stack.enter_context(forward_ad._set_fwd_grad_enabled(False))
+        yield
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class Expression:
@@ -131,7 +157,7 @@ class Expression:
         if self._value is not None:
             return self._value
         self.check_unedited()
-        with torch.enable_grad():
+        with _as_made():
             value = self.compute()
         if not self.requires_grad and value.requires_grad:  # cut, or of what was asked for later
             value = value.detach()
@@ -211,7 +237,7 @@ class Leaf(Expression):
         with torch.enable_grad():
             found = tuple([t.view_as(t) if t.requires_grad else t for t in self.tensors])
         # In inference mode and below autograd a view has no gradient.
-        if all(a.requires_grad == t.requires_grad for a, t in zip(found, self.tensors, strict=True)):
+        if all(a.grad_fn is not None or a is t for a, t in zip(found, self.tensors, strict=True)):
             self._aliases = found
         return found
 

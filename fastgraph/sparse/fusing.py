@@ -99,7 +99,10 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
     if values.num_products > 0 or (reused and values.structure in reused):
         return "values that several products use"
     if not may_defer(x):
-        return "compiled, transformed, under autocast, in inference mode, or of a tensor's subclass"
+        return (
+            "compiled, transformed, under autocast, in inference mode, of a tensor's subclass, or "
+            "where hooks see what is saved"
+        )
     if values.pattern.nnz == 0 or x.numel() == 0 or 0 in values.shape:
         return "no entries or no channels"
     made = values.walk()

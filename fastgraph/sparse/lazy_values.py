@@ -35,10 +35,12 @@ _REVERSED: dict[Any, Callable[..., Any]] = {
     Tensor.__rtruediv__: OPERATORS[torch.div],
 }
 
+_REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
 _KNOWN = frozenset(
     (
         *(Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__),  # type: ignore[attr-defined]
-        *(Tensor.ndim.__get__, Tensor.layout.__get__, Tensor.requires_grad.__get__),  # type: ignore[attr-defined]
+        *(Tensor.ndim.__get__, Tensor.layout.__get__, _REQUIRES_GRAD),  # type: ignore[attr-defined]
         *(Tensor.is_cuda.__get__, Tensor.is_sparse.__get__),  # type: ignore[attr-defined]
         *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__),
     )
@@ -70,10 +72,11 @@ class LazyValues(Tensor):
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in _KNOWN:
+        if function in _KNOWN and not (function == _REQUIRES_GRAD and args[0].is_asked_for()):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
-        if not any(isinstance(a, LazyValues) and a.is_foreign() for a in args):
+        given = (*args, *kwargs.values())
+        if not any(isinstance(a, LazyValues) and a.is_foreign() for a in given):
             made = _later(function, args, dict(kwargs))
             if made is not None:
                 return made
@@ -84,6 +87,10 @@ class LazyValues(Tensor):
         """True if a function of autograd returned it, whose gradient the expression has not."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.grad_fn is not self.node
+
+    def is_asked_for(self) -> bool:
+        """True if the values were computed, which may have got a gradient of their own since."""
+        return self.expression.is_computed and not self.is_foreign()
 
     def computed(self) -> Tensor:
         """The values, with the gradient of this tensor."""
