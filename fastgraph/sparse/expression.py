@@ -23,7 +23,6 @@ from fastgraph.routing.conditions import execution_mode, is_plain
 from fastgraph.sparse import products
 from fastgraph.sparse.pattern import Pattern
 
-
 _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 

@@ -43,7 +43,7 @@ TWICE: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
         lambda row, col, x: (x[row] * (x @ W)[col]).sum(1),
     ),
     "rows and columns of one tensor": (
-        lambda a, x: x[:, 0][a.row] + x[:, 0][a.col],
+        lambda a, x: (u := x[:, 0])[a.row] + u[a.col],
         lambda row, col, x: x[row, 0] + x[col, 0],
     ),
     "of a product with the values": (
@@ -63,9 +63,7 @@ def test_gradients_of_operands_that_are_made_of_each_other_are_added_once(case: 
     lazy, plain = TWICE[case]
     out, expected = _Cube.apply(lazy(a, x)), plain(*a.coo(), x) ** 3
     torch.testing.assert_close(out, expected)
-    found, wanted = (
-        torch.autograd.grad(o.sum(), x, create_graph=True)[0] for o in (out, expected)
-    )
+    found, wanted = (torch.autograd.grad(o.sum(), x, create_graph=True)[0] for o in (out, expected))
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(
         *(torch.autograd.grad(g.square().sum(), x)[0] for g in (found, wanted))
