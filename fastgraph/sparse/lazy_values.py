@@ -68,6 +68,7 @@ class LazyValues(Tensor):
         return made
 
     @classmethod
+    @torch.compiler.disable
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -179,3 +179,14 @@ def test_transforms_take_values_from_outside() -> None:
     val = attention(a, t).val
     _, along = torch.func.jvp(lambda w: (val * w).sum(), (tangent,), (tangent,))
     torch.testing.assert_close(along, (values * tangent).sum())
+
+
+def test_compiled_functions_take_values_with_gradients() -> None:
+    a = ones("square")
+    t = operands(a.shape, None)
+    compiled = torch.compile(lambda val, x: (val * val).sum() * x, backend="eager")
+    values = attention(a, t).val.clone()
+    out, expected = compiled(attention(a, t).val, t[4]), (values * values).sum() * t[4]
+    torch.testing.assert_close(
+        *(torch.autograd.grad(o.square().sum(), [t[0], t[4]]) for o in (out, expected))
+    )
