@@ -6,8 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex, Index
 
 from fastgraph import sampling
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor that an ``Index`` or an ``EdgeIndex`` wraps, or what is none as it is."""
+    return tensor.as_tensor() if isinstance(tensor, (Index, EdgeIndex)) else tensor
 
 
 class Adjacency:
@@ -38,6 +44,8 @@ class Adjacency:
     ) -> None:
         if col is None or (row is None and rowptr is None):
             raise ValueError("an adjacency matrix needs col, and row or rowptr")
+        row, rowptr, col = (None if x is None else plain(x) for x in (row, rowptr, col))
+        assert col is not None
         if sparse_sizes is None:
             sparse_sizes = _extent(row, rowptr), _extent(col, None)
         rows, columns = sparse_sizes
@@ -124,21 +132,21 @@ class Adjacency:
 
     def saint_subgraph(self, node_idx: Tensor) -> tuple[Adjacency, Tensor]:
         """The entries between some nodes, numbered by their positions, and which these are."""
-        rowptr, col, edge = sampling.subgraph(self._rowptr, self._col, node_idx)
+        rowptr, col, edge = sampling.subgraph(self._rowptr, self._col, plain(node_idx))
         assert edge is not None
         size = node_idx.numel()
         return self._part(rowptr, col, edge, (size, size)), edge
 
     def random_walk(self, start: Tensor, walk_length: int) -> Tensor:
         """The nodes of a walk from each node, ``[walks, walk_length + 1]``."""
-        return sampling.random_walk(self._rowptr, self._col, start, walk_length)[0]
+        return sampling.random_walk(self._rowptr, self._col, plain(start), walk_length)[0]
 
     def sample_adj(
         self, subset: Tensor, num_neighbors: int, replace: bool = False
     ) -> tuple[Adjacency, Tensor]:
         """Entries of some rows, drawn, and the nodes of its columns: these rows, then others."""
         sample = sampling.neighbor_sample(
-            self._rowptr, self._col, subset, [num_neighbors], replace=replace
+            self._rowptr, self._col, plain(subset), [num_neighbors], replace=replace
         )
         assert sample.edge is not None
         rowptr = _starts(sample.col, subset.numel())

@@ -6,20 +6,46 @@ the number of their sample, and what was drawn is named by places in ``row``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastgraph import sampling
+from fastgraph.pyg.adjacency import plain
 
 Types = Mapping[str, Tensor]
 """Tensors of types of edges, whose names are joined by ``__``, or of types of nodes."""
 
 _SEPARATOR = "__"
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def of_plain(function: Function) -> Function:
+    """The function of the tensors that PyG's ``Index`` and ``EdgeIndex`` wrap."""
+
+    @wraps(function)
+    def of_any(*args: Any, **kwargs: Any) -> Any:
+        return function(
+            *(_unwrapped(value) for value in args),
+            **{name: _unwrapped(value) for name, value in kwargs.items()},
+        )
+
+    return of_any  # type: ignore[return-value]
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {key: _unwrapped(item) for key, item in value.items()}
+    return value
+
+
+@of_plain
 def neighbor_sample(
     rowptr: Tensor,
     col: Tensor,
@@ -62,6 +88,7 @@ def neighbor_sample(
     )
 
 
+@of_plain
 def hetero_neighbor_sample(
     node_types: Sequence[str],
     edge_types: Sequence[tuple[str, str, str]],
@@ -186,6 +213,7 @@ def heterogeneous_by_nodes(
     return nodes, rows, cols, edges
 
 
+@of_plain
 def random_walk(
     rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: float = 1.0, q: float = 1.0
 ) -> Tensor:
@@ -197,6 +225,7 @@ def random_walk(
     return walks.to(device)
 
 
+@of_plain
 def partition(
     rowptr: Tensor, col: Tensor, optional_value: Tensor | None, num_parts: int, recursive: bool
 ) -> Tensor:
@@ -214,6 +243,7 @@ class MetisPartition:
     """In place of ``pyg_lib.partition``."""
 
     @staticmethod
+    @of_plain
     def metis(
         rowptr: Tensor,
         col: Tensor,
@@ -232,12 +262,14 @@ class MetisPartition:
         return sampling.cluster(rowptr, col, num_partitions, recursive=recursive)
 
 
+@of_plain
 def ptr2ind(ptr: Tensor, size: int) -> Tensor:
     """``torch_sparse::ptr2ind``: the group of each of ``size`` rows that ``ptr`` delimits."""
     groups = torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=ptr.device)
     return groups.repeat_interleave(ptr.diff(), output_size=size)
 
 
+@of_plain
 def ego_k_hop_sample_adj(
     rowptr: Tensor, col: Tensor, idx: Tensor, depth: int, num_neighbors: int, replace: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

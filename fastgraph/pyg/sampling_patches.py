@@ -42,7 +42,7 @@ _PYG_LIB = {
 _TORCH_SPARSE = {
     "neighbor_sample": functions.homogeneous_by_nodes,
     "hetero_neighbor_sample": functions.heterogeneous_by_nodes,
-    "hgt_sample": hgt_sample,
+    "hgt_sample": functions.of_plain(hgt_sample),
     "ego_k_hop_sample_adj": functions.ego_k_hop_sample_adj,
     "partition": functions.partition,
     "ptr2ind": functions.ptr2ind,

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastgraph.machine import native
@@ -31,18 +32,28 @@ def in_named_items(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_tensors(**named: object) -> None:
-    """Refuse what is no tensor.
+    """Refuse what is no tensor in memory.
 
     Raises:
-        TypeError: An argument is neither a tensor nor ``None``.
+        TypeError: An argument is neither such a tensor nor ``None``.
     """
     for name, value in named.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+        _check_tensor(name, value)
 
 
 def check_all_tensors(name: str, values: Iterable[tuple[object, object]]) -> None:
-    """Refuse items of a dictionary or a list that are no tensors, by their keys."""
+    """Refuse items of a dictionary or a list that are no tensors in memory, by their keys."""
     for key, value in values:
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name}[{key!r}] must be a tensor, got {type(value).__name__}")
+        _check_tensor(f"{name}[{key!r}]", value)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    # Subclasses that wrap a tensor have no memory of their own, and DLPack says nothing of that.
+    if value.numel() > 0 and (value.layout != torch.strided or value.data_ptr() == 0):
+        raise TypeError(f"{name} must be a dense tensor in memory, got {type(value).__name__}")
+    if value.is_neg():
+        raise TypeError(f"{name} must be a dense tensor in memory, got a view with other signs")

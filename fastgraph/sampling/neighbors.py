@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -262,9 +263,9 @@ def _fanouts(of_relations: Sequence[Sequence[int]]) -> Tensor:
     if len(hops) > 1:
         raise ValueError(f"num_neighbors must have as many hops everywhere, got {sorted(hops)}")
     for fanout in chain.from_iterable(of_relations):
-        if isinstance(fanout, bool) or not isinstance(fanout, int):
+        if isinstance(fanout, bool) or not isinstance(fanout, Integral):  # NumPy's, too
             raise TypeError(f"num_neighbors must hold ints, got {fanout!r}")
-        if not -1 <= fanout < 2**31:
+        if not -1 <= int(fanout) < 2**31:
             raise ValueError(f"num_neighbors must be in [-1, 2^31), got {fanout}")
     if not of_relations:
         return torch.empty(0, 0, dtype=torch.int64)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch_geometric.typing
 from torch import Tensor
+from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import (
     ClusterData,
@@ -425,6 +426,46 @@ def test_a_killed_worker_is_an_error() -> None:
 def test_a_seed_that_is_no_node_is_an_error_that_names_it() -> None:
     with pytest.raises(IndexError, match="seed"):
         next(iter(NeighborLoader(graph(), [2], input_nodes=torch.tensor([60]))))
+
+
+@pytest.mark.parametrize("order", [None, "col", "row"])
+def test_indices_that_wrap_tensors_are_sampled_as_these(order: str | None) -> None:
+    plain, wrapped = graph(), graph()
+    wrapped.edge_index = EdgeIndex(plain.edge_index, sparse_size=(60, 60))
+    if order is not None:
+        wrapped.edge_index, places = wrapped.edge_index.sort_by(order, stable=True)
+        plain.edge_index = plain.edge_index[:, places]
+        plain.edge_attr = wrapped.edge_attr = plain.edge_attr[places]
+    nodes, wrapped_nodes = torch.arange(9), Index(torch.arange(9), dim_size=60)
+    roots = {"batch_size": 4}
+
+    def loaders(data: Data, nodes: Tensor) -> list[Any]:
+        return [
+            NeighborLoader(data, [3, 2], nodes, **roots),
+            NeighborLoader(data, [3, 2], nodes, subgraph_type="induced", **roots),
+            NeighborLoader(data, [3, 2], nodes, disjoint=True, **roots),
+            LinkNeighborLoader(data, [3], data.edge_index, neg_sampling="triplet", **roots),
+            ShaDowKHopSampler(data, 2, 3, nodes, **roots),
+            GraphSAINTRandomWalkSampler(data, batch_size=6, walk_length=2),
+        ]
+
+    for ours, theirs in zip(loaders(wrapped, wrapped_nodes), loaders(plain, nodes), strict=True):
+        batches = []
+        for loader in (ours, theirs):
+            torch.manual_seed(3)
+            batches.append(next(iter(loader)))
+        for name in ("edge_index", "x"):
+            assert torch.equal(batches[0][name], batches[1][name])
+    many = HeteroData()
+    many["a"].num_nodes = 60
+    many["a", "to", "a"].edge_index = wrapped.edge_index
+    assert next(iter(NeighborLoader(many, [3], ("a", wrapped_nodes), **roots)))["a"].num_nodes > 4
+    assert next(iter(HGTLoader(many, [3], ("a", wrapped_nodes), **roots)))["a"].num_nodes > 4
+
+
+def test_fanouts_may_be_numbers_of_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert next(iter(NeighborLoader(graph(), [numpy.int64(2)]))).num_sampled_edges[0] <= 2
 
 
 # Where it stands #################################################################################

@@ -7,6 +7,7 @@ import torch
 
 from fastgraph.sampling import (
     cluster,
+    hetero_neighbor_sample,
     negative_sample,
     neighbor_sample,
     random_walk,
@@ -18,6 +19,7 @@ COLPTR = torch.tensor([0, 2, 3, 5])
 ROW = torch.tensor([1, 2, 0, 0, 1])
 SEED = torch.tensor([0, 2])
 FAR = 2**40
+EDGE = ("a", "to", "a")
 
 WRONG = {
     "colptr that is no tensor": ({"colptr": [0, 2]}, TypeError, "colptr must be a tensor"),
@@ -133,6 +135,53 @@ def test_neighbor_sample_refuses(wrong, directed):
         arguments["num_neighbors"] = [-1]
     with pytest.raises(error, match=text):
         neighbor_sample(**arguments, directed=directed)
+
+
+def test_an_induced_subgraph_has_no_edges_of_the_future():
+    """Bisection of times that are not sorted ends beyond the later one of these loops."""
+    with pytest.raises(ValueError, match="row must have the edges of a node in order of time"):
+        neighbor_sample(
+            torch.tensor([0, 2]),
+            torch.tensor([0, 0]),
+            torch.tensor([0]),
+            [],
+            edge_time=torch.tensor([4, 1]),
+            seed_time=torch.tensor([1]),
+            disjoint=True,
+            directed=False,
+        )
+
+
+class Wrapped(torch.Tensor):
+    """Has a shape and no memory."""
+
+    @staticmethod
+    def __new__(cls, of):
+        return torch.Tensor._make_wrapper_subclass(cls, of.shape, dtype=of.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+@pytest.mark.parametrize("hide", [Wrapped, lambda x: x.to("meta"), torch.Tensor.to_sparse])
+def test_tensors_without_memory_are_refused(hide):
+    hidden = hide(ROW)
+    for call in (
+        lambda: neighbor_sample(COLPTR, hidden, SEED, [1]),
+        lambda: neighbor_sample(COLPTR, ROW, hidden, [1]),
+        lambda: hetero_neighbor_sample({EDGE: COLPTR}, {EDGE: hidden}, {"a": SEED}, [1]),
+        lambda: subgraph(COLPTR, ROW, hidden),
+        lambda: random_walk(COLPTR, ROW, hidden, 2),
+        lambda: negative_sample(COLPTR, hidden, 2),
+        lambda: unique_and_compact([hidden]),
+        lambda: cluster(COLPTR, hidden, 2),
+    ):
+        with pytest.raises(TypeError, match="must be a dense tensor in memory"):
+            call()
+    with pytest.raises(TypeError, match="edge_weight must be a dense tensor in memory"):
+        weight = torch._neg_view(-torch.ones(5))
+        neighbor_sample(COLPTR, ROW, SEED, [1], edge_weight=weight)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -474,9 +474,16 @@ class Sampler {
       chunk.defect = find_range(relation, position, -1, range);
       if (chunk.defect.kind) return;
       const uint64_t base = base_of(chunk, position), stamp = numbers_.stamp();
+      const bool temporal = relation.is_temporal();
+      const int64_t until = temporal ? seed_time_[group_of(relation.dst_type, position)] : 0;
       for (int64_t e = range.begin; e < range.begin + range.population; ++e) {
         chunk.defect = check_row(relation, e, limit);
         if (chunk.defect.kind) return;
+        if (temporal && relation.time_of(e) > until) {
+          chunk.defect = {SampleDefect::kUnsorted, 0, sample_.node[relation.dst_type][position], 0,
+                          0};
+          return;
+        }
         const uint64_t* entry = numbers_.find(base + static_cast<uint64_t>(relation.row[e]));
         if (entry && *entry < (stamp | kClaim)) body(position, e, *entry & (kClaim - 1));
       }
