@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -257,7 +257,7 @@ def _names_of_items(types: list[NodeType], relations: list[EdgeType]) -> dict[st
     }
 
 
-def _fanouts(of_relations: Sequence[Sequence[int]]) -> Tensor:
+def _fanouts(of_relations: Sequence[Sequence[Any]]) -> Tensor:
     """Fanouts, ``[hops, relations]``."""
     hops = {len(fanouts) for fanouts in of_relations}
     if len(hops) > 1:

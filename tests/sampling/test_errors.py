@@ -179,8 +179,8 @@ def test_tensors_without_memory_are_refused(hide):
     ):
         with pytest.raises(TypeError, match="must be a dense tensor in memory"):
             call()
+    weight = torch._neg_view(-torch.ones(5))
     with pytest.raises(TypeError, match="edge_weight must be a dense tensor in memory"):
-        weight = torch._neg_view(-torch.ones(5))
         neighbor_sample(COLPTR, ROW, SEED, [1], edge_weight=weight)
 
 
