@@ -37,8 +37,10 @@ def counts(folder: Path) -> dict[str, dict[int, int]]:
         command = ["gcov", "--json-format", "--stdout", str(notes)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         for line in text.splitlines():
-            for file in json.loads(line)["files"]:
-                path = Path(file["file"])
+            found_in = json.loads(line)
+            for file in found_in["files"]:
+                # Relative where a cache of the compiler was told of a common folder.
+                path = Path(found_in["current_working_directory"], file["file"])
                 if CSRC not in path.parents or path.suffix not in (".cu", ".cuh"):
                     continue
                 for entry in file["lines"]:
