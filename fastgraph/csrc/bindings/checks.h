@@ -130,7 +130,18 @@ inline int64_t item_bytes(const Tensor& tensor, const char* name) {
                             << " with other strides";
 }
 
+[[noreturn]] FASTGRAPH_NOT_INLINED void refuse_no_memory(const char* name) {
+  TVM_FFI_THROW(TypeError) << name << " must have memory of its own, got a tensor that has none, "
+                           << "such as a subclass that wraps another";
+}
+
 #undef FASTGRAPH_NOT_INLINED
+
+// A tensor on the device of the call. DLPack gives those without memory a null pointer.
+inline void check_place(const Tensor& tensor, const char* name) {
+  check_device(tensor, name);
+  if (tensor.data_ptr() == nullptr && tensor.numel() > 0) refuse_no_memory(name);
+}
 
 inline void check_dtype(const Tensor& tensor, DType expected, const char* name) {
   if (dtype_of(tensor) != expected) refuse_dtype(tensor, expected, name);
@@ -153,7 +164,7 @@ inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> sha
 inline __attribute__((noinline)) void check_tensor(const Tensor& tensor, DType dtype,
                                                    std::initializer_list<int64_t> shape,
                                                    const char* name) {
-  check_device(tensor, name);
+  check_place(tensor, name);
   check_dtype(tensor, dtype, name);
   check_shape(tensor, shape, name);
   if (!tensor.IsContiguous()) refuse_strides(tensor, name);
@@ -242,7 +253,7 @@ inline int64_t checked_size(int64_t size, const char* name) {
 
 template <typename Index>
 Indices<Index> checked_indices(const Tensor& tensor, int64_t size, const char* name) {
-  check_device(tensor, name);
+  check_place(tensor, name);
   check_dtype(tensor, kDType<Index>, name);
   check_shape(tensor, {size}, name);
   const int64_t stride = size > 1 ? tensor.stride(0) : 1;

@@ -9,7 +9,7 @@ namespace {
 // A contiguous tensor that a kernel may change in part.
 template <typename T>
 T* checked_update(const Tensor& tensor, const char* name) {
-  check_device(tensor, name);
+  check_place(tensor, name);
   check_dtype(tensor, kDType<T>, name);
   if (!tensor.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << name << " must be contiguous, got shape " << shape_text(tensor)
@@ -19,7 +19,7 @@ T* checked_update(const Tensor& tensor, const char* name) {
 }
 
 kernels::Elements checked_elements(const Tensor& tensor) {
-  check_device(tensor, "tensor");
+  check_place(tensor, "tensor");
   if (!tensor.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << "tensor must be contiguous, got shape " << shape_text(tensor)
                               << " with other strides";

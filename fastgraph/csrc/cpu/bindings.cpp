@@ -236,7 +236,7 @@ void bind_edge_softmax_backward(Tensor rowptr, Tensor col, OptionalTensor edge_i
 }
 
 int64_t bind_checksum(Tensor tensor) {
-  check_device(tensor, "tensor");
+  check_place(tensor, "tensor");
   if (tensor.ndim() != 1 && tensor.ndim() != 2) {
     TVM_FFI_THROW(ValueError) << "tensor must have 1 or 2 dimensions, got shape "
                               << shape_text(tensor);
@@ -249,7 +249,7 @@ int64_t bind_checksum(Tensor tensor) {
 }
 
 void bind_prefer_huge_pages(Tensor tensor) {
-  check_device(tensor, "tensor");
+  check_place(tensor, "tensor");
   if (!tensor.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << "tensor must be contiguous, got shape " << shape_text(tensor)
                               << " with other strides";
