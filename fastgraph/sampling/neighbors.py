@@ -189,6 +189,12 @@ def hetero_neighbor_sample(
         IndexError: See there.
     """
     relations = list(colptr)
+    for relation in relations:
+        if not isinstance(relation, tuple) or len(relation) != 3:
+            raise TypeError(
+                "colptr must have triples of a source, a relation and a destination, "
+                f"got {relation!r}"
+            )
     # Disjoint samples are numbered by these, so types with seeds come first.
     ends = chain.from_iterable((src, dst) for src, _, dst in relations)
     types = list(dict.fromkeys(chain(seed, ends)))

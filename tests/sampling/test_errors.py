@@ -198,6 +198,12 @@ def test_the_first_fault_is_told_on_any_number_of_threads(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("relation", ["abc", ("a", "b"), 3], ids=str)
+def test_types_of_edges_are_triples(relation):
+    with pytest.raises(TypeError, match="colptr must have triples of a source, a relation and"):
+        hetero_neighbor_sample({relation: COLPTR}, {relation: torch.tensor([0])}, {"a": SEED}, [1])
+
+
 def test_walks_refuse():
     def walk(rowptr=COLPTR, col=ROW, seed=SEED, length=3, **options):
         return random_walk(rowptr, col, seed, length, **options)
