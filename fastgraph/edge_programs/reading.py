@@ -13,7 +13,6 @@ import enum
 import functools
 import gc
 import itertools
-import operator
 import sys
 import types
 import warnings
@@ -169,11 +168,6 @@ class _Module:
     absent: frozenset[str]
     is_hooked: bool
 
-    @functools.cached_property
-    def _expected(self) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-        """The names of attributes and their values, of which most are the same object later."""
-        return tuple(n.name for n in self.attributes), tuple(n.value for n in self.attributes)
-
     def holds(self, layer: nn.Module | None) -> bool:
         """True if the layer has this module, in this state."""
         module: Any = layer
@@ -196,12 +190,6 @@ class _Module:
         for store, name, described in self.tensors:
             if _described(stored[store].get(name, MISSING)) != described:
                 return False
-        names, values = self._expected
-        try:
-            if all(map(operator.is_, map(attributes.__getitem__, names), values)):
-                return True
-        except KeyError:
-            pass
         for named in self.attributes:
             value = attributes.get(named.name, MISSING)
             if value is not named.value and not named.is_same(value):

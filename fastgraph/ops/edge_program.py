@@ -25,7 +25,7 @@ from fastgraph.edge_programs.operations import (
     VAR,
 )
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
-from fastgraph.graphs.edges import KnownGraph, caller_index_of
+from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import (
     Arguments,
@@ -275,8 +275,7 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
     values = dict(zip(program.names, operands, strict=True))
     values |= zip(derived.results, results, strict=True)
     for k, grad in given.items():
-        # Each pass would make a copy of its own of one that is not contiguous, as of a sum.
-        values[derived.grads[k]] = _share(ctx, k, grad, index, ptr, results).contiguous()
+        values[derived.grads[k]] = _share(ctx, k, grad, index, ptr, results)
         output = program.outputs[k]
         if output.reduction == SOFTMAX:
             product = grad.to(accumulator(grad.dtype)) * results[k]
@@ -284,22 +283,13 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
             of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
             values[derived.products[k]] = of_heads.sum(-1).to(grad.dtype)
     found: dict[str, Tensor] = {}
-
-    def run_passes() -> None:
-        for made in derived.passes:
-            taken = [values[name] for name in made.program.names]
-            sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
-            given_edges = (index, ptr, str(made.program), *sizes, made.is_reversed != ctx.transpose)
-            run = _in_torch if is_transformed(*taken) else EDGE_PROGRAM
-            for name, tensor in zip(made.names, run(taken, *given_edges), strict=True):
-                found[name] = found[name] + tensor if name in found else tensor
-
-    # Both passes of a graph on the CPU look it up once; on a GPU its guard is for each of them.
-    if len(derived.passes) > 1 and type(index) is Tensor and index.is_cpu and ptr is None:
-        graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
-        KnownGraph(graph, index).while_computing(run_passes)
-    else:
-        run_passes()
+    for made in derived.passes:
+        taken = [values[name] for name in made.program.names]
+        sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
+        given_edges = (index, ptr, str(made.program), *sizes, made.is_reversed != ctx.transpose)
+        run = _in_torch if is_transformed(*taken) else EDGE_PROGRAM
+        for name, tensor in zip(made.names, run(taken, *given_edges), strict=True):
+            found[name] = found[name] + tensor if name in found else tensor
     num_rows = {"row": ctx.num_out, "gathered": ctx.num_in, "edge": index.shape[-1]}
     for operand in program.operands if given and program.flat else ():
         if operand.name in names.intersection(program.flat) - found.keys():
