@@ -95,8 +95,9 @@ def matmul(
         _check_type("A", A, SparseMatrix)
         assert isinstance(A, SparseMatrix)
         if isinstance(B, Tensor):
-            return semirings.matmul(A.pattern, A.val, B, semiring, ties)
-        return SparseMatrix(*semirings.spspmm(A.pattern, A.val, B.pattern, B.val, semiring, ties))
+            return semirings.matmul(A.pattern, A._val, B, semiring, ties)
+        made = semirings.spspmm(A.pattern, A._val, B.pattern, B._val, semiring, ties)
+        return SparseMatrix(*made)
     if isinstance(A, Tensor):
         if not isinstance(B, Tensor):
             raise AssertionError("B must be a Tensor where A is one, got SparseMatrix")

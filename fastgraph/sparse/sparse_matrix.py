@@ -55,13 +55,7 @@ class SparseMatrix:
 
     def __getstate__(self) -> dict[str, Any]:
         """With values computed, as copies of tensors count their edits anew."""
-        made = (
-            self.expression
-            if isinstance(self._values, Tensor) and self._version is not None
-            else None
-        )
-        is_ones = isinstance(made, Entries) and made.is_ones
-        return {"pattern": self._pattern, "val": self._val, "is_ones": is_ones}
+        return {"pattern": self._pattern, "val": self._val, "is_ones": self._is_ones}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -81,8 +75,14 @@ class SparseMatrix:
         """The values as an expression, in which they may be operands."""
         if isinstance(self._values, Expression):
             return self._values
-        is_ones = self._version is not None and self._version == self._values._version
-        return Entries(self._pattern, self._values, is_ones=is_ones)
+        return Entries(self._pattern, self._values, is_ones=self._is_ones)
+
+    @property
+    def _is_ones(self) -> bool:
+        """True if the values were made as ones, and not edited since."""
+        if self._version is None or isinstance(self._values, Expression):
+            return False
+        return self._values._version == self._version
 
     @property
     def val(self) -> Tensor:
@@ -293,7 +293,7 @@ class SparseMatrix:
         if dim not in (0, 1):
             raise ValueError(f"dim must be 0, 1 or None, got {dim}")
         if self._pattern.is_sharded and rtype != "sprod" and self.dtype in FLOATING:
-            return products.reduced(self._pattern, self.val, dim, rtype)
+            return products.reduced(self._pattern, self._val, dim, rtype)
         groups: Groups = self._pattern.by_row if dim == 1 else self._pattern.by_column
         return groups.reduce(self._val, rtype)
 

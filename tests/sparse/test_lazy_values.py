@@ -132,7 +132,7 @@ def test_functions_take_values(number: int) -> None:
         )
 
 
-class _Cube(torch.autograd.Function):
+class Cube(torch.autograd.Function):
     """A function of which torch shows nobody the arguments."""
 
     @staticmethod
@@ -151,7 +151,7 @@ def test_functions_of_autograd_that_see_the_tensor_itself() -> None:
     t = operands(a.shape, None)
     val = attention(a, t).val
     assert type(val) is LazyValues
-    out = _Cube.apply(val)
+    out = Cube.apply(val)
     expected = attention(a, t).val.clone() ** 3
     torch.testing.assert_close(out, expected)
     found, wanted = (

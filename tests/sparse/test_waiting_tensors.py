@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,21 +15,7 @@ import fastgraph.sparse as fgs
 from fastgraph.sparse import SparseMatrix
 from fastgraph.sparse.lazy_values import LazyValues
 from tests.sparse.test_fusing import attention, ones, operands, randn
-
-
-class _Cube(torch.autograd.Function):
-    """A function of which torch shows nobody the arguments."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * grads[0]
-
+from tests.sparse.test_lazy_values import Cube
 
 W = randn(3, 3, seed=21)
 TWICE: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -61,7 +46,7 @@ def test_gradients_of_operands_that_are_made_of_each_other_are_added_once(case: 
     a = ones("square")
     x = randn(6, 3, seed=20).requires_grad_()
     lazy, plain = TWICE[case]
-    out, expected = _Cube.apply(lazy(a, x)), plain(*a.coo(), x) ** 3
+    out, expected = Cube.apply(lazy(a, x)), plain(*a.coo(), x) ** 3
     torch.testing.assert_close(out, expected)
     found, wanted = (torch.autograd.grad(o.sum(), x, create_graph=True)[0] for o in (out, expected))
     torch.testing.assert_close(found, wanted)
