@@ -18,7 +18,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+GENERATED = "fastgraph/csrc/generated"  # sources that are compiled on the user's machine
 CPU_LIBRARIES = {f"fastgraph/lib/libfastgraph_cpu_{x}.so" for x in ("baseline", "avx2", "avx512")}
 CUDA_LIBRARY = "fastgraph/lib/libfastgraph_cuda.so"
 COMPILERS = ("c++", "cc", "clang", "clang++", "cmake", "g++", "gcc", "ld", "make", "ninja")
@@ -152,7 +154,9 @@ def test_the_wheel_holds_the_package_and_its_libraries_only(wheel: Path) -> None
     assert {name.split("/")[0] for name in names} == {"fastgraph", *info} and len(info) == 1
     # `make wheel` adds the CUDA kernels where there is nvcc.
     assert {name for name in names if ".so" in name} - {CUDA_LIBRARY} == CPU_LIBRARIES
-    suffixes = {Path(name).suffix for name in names if name.startswith("fastgraph/")}
+    sources = {name for name in names if name.startswith("fastgraph/csrc/")}
+    assert sources == {f"{GENERATED}/{file.name}" for file in (ROOT / GENERATED).iterdir()}
+    suffixes = {Path(name).suffix for name in {*names} - sources if name.startswith("fastgraph/")}
     assert suffixes == {".html", ".py", ".so", ".typed"}
     assert "fastgraph/py.typed" in names
     assert "fastgraph/cli/startup/sitecustomize.py" in names  # found by path, not imported
