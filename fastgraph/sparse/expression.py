@@ -7,7 +7,7 @@ the caller's tensors, and an edit of one in place before it is used is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -60,9 +60,18 @@ def may_wait(pattern: Pattern, heads: int, *tensors: Tensor) -> bool:
     return pattern.nnz * heads >= fewest and may_defer(*tensors)
 
 
-@contextmanager
-def _as_made() -> Iterator[None]:
+def _as_made() -> AbstractContextManager[Any]:
     """As where expressions are made: what was begun since shall not see how they are computed."""
+    is_observed = (
+        _saving_hooks(True) is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+    return _unobserved() if is_observed else torch.enable_grad()
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         if _saving_hooks(True) is not None:  # of checkpoints, which would miss it when they repeat
@@ -165,6 +174,14 @@ class Expression:
             self._version, self._value = value._version, value  # for threads, in this order
         return value
 
+    def at_once(self) -> Tensor:
+        """The values where they are taken at once, and nobody may ask for them again.
+
+        Raises:
+            RuntimeError: a tensor was edited in place.
+        """
+        return self.value()
+
     def operand(self) -> Tensor:
         """The values as another expression takes them, which was made of them before.
 
@@ -240,6 +257,22 @@ class Leaf(Expression):
             self._aliases = found
         return found
 
+    def at_once(self) -> Tensor:
+        """See :meth:`Expression.at_once`; of the tensors themselves, without aliases."""
+        if self._value is not None:
+            return self._value
+        self.pattern.check_unedited()
+        self.check_versions()
+        return self.made_of(*self.tensors)
+
+    def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
+        return self.made_of(*self.aliases)
+
+    def made_of(self, *tensors: Tensor) -> Tensor:
+        """The values, of these tensors."""
+        raise NotImplementedError
+
     def check_versions(self) -> None:
         """No tensor was edited in place.
 
@@ -281,9 +314,9 @@ class Entries(Leaf):
         """See :meth:`Expression.settled`; a tensor that was given is one already."""
         return self
 
-    def compute(self) -> Tensor:
-        """See :meth:`Expression.compute`."""
-        return self.aliases[0]
+    def made_of(self, *tensors: Tensor) -> Tensor:
+        """See :meth:`Leaf.made_of`."""
+        return tensors[0]
 
     @property
     def name(self) -> str:
@@ -304,10 +337,10 @@ class Ends(Leaf):
         super().__init__(pattern, (pattern.nnz, *of_nodes.shape[1:]), of_nodes.dtype, of_nodes)
         self.is_row = is_row
 
-    def compute(self) -> Tensor:
-        """See :meth:`Expression.compute`."""
+    def made_of(self, *tensors: Tensor) -> Tensor:
+        """See :meth:`Leaf.made_of`."""
         groups = self.pattern.by_row if self.is_row else self.pattern.by_column
-        return groups.gather(self.aliases[0])
+        return groups.gather(tensors[0])
 
     @property
     def name(self) -> str:
@@ -321,9 +354,9 @@ class Dot(Leaf):
     def __init__(self, pattern: Pattern, x1: Tensor, x2: Tensor) -> None:
         super().__init__(pattern, (pattern.nnz, *x1.shape[2:]), x1.dtype, x1, x2)
 
-    def compute(self) -> Tensor:
-        """See :meth:`Expression.compute`."""
-        return products.dots(self.pattern, *self.aliases)
+    def made_of(self, *tensors: Tensor) -> Tensor:
+        """See :meth:`Leaf.made_of`."""
+        return products.dots(self.pattern, *tensors)
 
 
 class Map(Expression):
@@ -401,7 +434,7 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
 
     Values of one head are put beside those of several as columns.
     """
-    if not may_defer():
+    if all(isinstance(a, Entries) for a in args if isinstance(a, Expression)) or not may_defer():
         return None
     taken: list[Any] = []
     given: list[Expression] = []
@@ -421,7 +454,7 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
     dtype = given[0].dtype
     if dtype not in FLOATING or any(a.dtype != dtype for a in given):
         return None
-    if all(isinstance(a, Entries) for a in given):
+    if all(isinstance(a, Entries) for a in given):  # once they are settled
         return None
     if len(given) > 1:
         dims = [len(a.shape) for a in given]

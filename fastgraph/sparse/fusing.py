@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -220,7 +220,7 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
         if not is_shared:
             operands["key"] = key
         for place, tensors in (("row", made.rows), ("col", made.cols), ("entry", made.entries)):
-            operands |= {f"{place}_{number}": t for number, t in enumerate(tensors)}
+            operands |= {f"{place}_{number}": t.value for number, t in enumerate(tensors)}
         facts = tuple((name, t[0].numel()) for name, t in operands.items())
         program = sum_of_products(facts, query.shape[1], made.scale)
         n, m = body.pattern.shape
@@ -258,6 +258,23 @@ def sum_of_products(facts: tuple[tuple[str, int], ...], heads: int, scale: float
     return builder.program(("sum", weight * value))
 
 
+class Factor(NamedTuple):
+    """A tensor that others are multiplied by, or divided by.
+
+    Attributes:
+        tensor: ``[n]`` or ``[n, heads]``.
+        is_divisor: which of both.
+    """
+
+    tensor: Tensor
+    is_divisor: bool = False
+
+    @property
+    def value(self) -> Tensor:
+        """The tensor that others are multiplied by."""
+        return self.tensor.reciprocal() if self.is_divisor else self.tensor
+
+
 @dataclass
 class Monomial:
     """A product of dot products and of factors.
@@ -265,14 +282,14 @@ class Monomial:
     Attributes:
         scale: a number.
         dots: dot products.
-        rows, cols, entries: factors of each, ``[n]`` or ``[n, heads]``.
+        rows, cols, entries: factors of each.
     """
 
     scale: float = 1.0
     dots: list[Dot] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    cols: list[Tensor] = field(default_factory=list)
-    entries: list[Tensor] = field(default_factory=list)
+    rows: list[Factor] = field(default_factory=list)
+    cols: list[Factor] = field(default_factory=list)
+    entries: list[Factor] = field(default_factory=list)
 
     def times(self, other: Monomial) -> Monomial:
         """The product of both."""
@@ -289,7 +306,8 @@ class Monomial:
         if self.dots or self.scale == 0:
             return None
         inverted = [
-            [t.reciprocal() for t in found] for found in (self.rows, self.cols, self.entries)
+            [Factor(t, not is_divisor) for t, is_divisor in found]
+            for found in (self.rows, self.cols, self.entries)
         ]
         return Monomial(1 / self.scale, [], *inverted)
 
@@ -304,10 +322,10 @@ def _monomial(values: Expression) -> Monomial | None:
     """The expression as a product; ``None`` if it is none."""
     values = _bare(values)
     if isinstance(values, Entries):
-        return Monomial() if values.is_ones else Monomial(entries=[*values.tensors])
+        return Monomial() if values.is_ones else Monomial(entries=[Factor(values.tensors[0])])
     if isinstance(values, Ends):
-        tensors = [*values.tensors]
-        return Monomial(rows=tensors) if values.is_row else Monomial(cols=tensors)
+        factors = [Factor(values.tensors[0])]
+        return Monomial(rows=factors) if values.is_row else Monomial(cols=factors)
     if isinstance(values, Dot):
         return Monomial(dots=[values])
     if not isinstance(values, Map) or values.kwargs:
@@ -415,9 +433,10 @@ def _ends_of(dot: Dot) -> tuple[Tensor, Tensor]:
     return x1.unsqueeze(1), x2.transpose(0, 1).unsqueeze(1)
 
 
-def _scaled(x: Tensor, factors: list[Tensor]) -> Tensor:
-    for factor in factors:
-        x = x * factor.reshape(x.shape[0], -1, 1)
+def _scaled(x: Tensor, factors: list[Factor]) -> Tensor:
+    for tensor, is_divisor in factors:
+        factor = tensor.reshape(x.shape[0], -1, 1)
+        x = x / factor if is_divisor else x * factor
     return x
 
 

@@ -88,8 +88,7 @@ class Groups:
         it is an error if the index was edited in between.
         """
         if x.requires_grad and torch.is_grad_enabled() and not self._is_sharded:
-            out: Tensor = _Gather.apply(x, self)  # type: ignore[no-untyped-call]
-            return out
+            return _gather(x, self)
         return x.index_select(0, self.index)
 
     def _by_torch(self, x: Tensor, reduction: str) -> Tensor:
@@ -138,6 +137,14 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         _ = ctx.saved_tensors  # raises where it was edited
         return ctx.groups.sum(grads[0]), None
+
+
+def _gather(x: Tensor, groups: Groups) -> Tensor:
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        out: Tensor = _Gather.apply(x, groups)  # type: ignore[no-untyped-call]
+    else:  # without what torch does before it for these, which takes longer than all the rest
+        out = super(torch.autograd.Function, _Gather).apply(x, groups)  # type: ignore[no-untyped-call]
+    return out
 
 
 def one_group(num_rows: int, device: torch.device) -> Groups:

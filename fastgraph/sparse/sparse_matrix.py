@@ -350,7 +350,7 @@ class SparseMatrix:
         values, others = self.expression, virtual.sampled(self._pattern)
         is_same = function is operator.mul and values.leaves(others.dtype)
         made = others if is_same else applied(function, values, others)
-        return self._like(made.value() if isinstance(made, Entries) else made)
+        return self._like(made.at_once() if isinstance(made, Entries) else made)
 
     def _mapped(self, function: Callable[..., Tensor], *args: Any) -> SparseMatrix:
         """The function of the values and of numbers, later where they are an expression."""

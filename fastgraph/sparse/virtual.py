@@ -267,7 +267,7 @@ def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
 
 def _virtual(pattern: Pattern, made: Expression, *tensors: Tensor) -> Expression:
     heads = made.shape[1:].numel()
-    return made if may_wait(pattern, heads, *tensors) else Entries(pattern, made.compute())
+    return made if may_wait(pattern, heads, *tensors) else Entries(pattern, made.at_once())
 
 
 def _of(function: Callable[..., Any], *args: Any) -> Any:
@@ -296,7 +296,7 @@ def applied(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Expressi
     made = mapped(function, *args, **kwargs)
     if made is not None:
         return made
-    given = [a.value() if isinstance(a, Expression) else a for a in args]
+    given = [a.at_once() if isinstance(a, Expression) else a for a in args]
     wide = max((v.dim() for v in given if isinstance(v, Tensor)), default=0)
     given = [v.unsqueeze(1) if isinstance(v, Tensor) and 0 < v.dim() < wide else v for v in given]
     pattern = next(a.pattern for a in args if isinstance(a, Expression))
