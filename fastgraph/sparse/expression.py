@@ -174,14 +174,6 @@ class Expression:
             self._version, self._value = value._version, value  # for threads, in this order
         return value
 
-    def at_once(self) -> Tensor:
-        """The values where they are taken at once, and nobody may ask for them again.
-
-        Raises:
-            RuntimeError: a tensor was edited in place.
-        """
-        return self.value()
-
     def operand(self) -> Tensor:
         """The values as another expression takes them, which was made of them before.
 
@@ -257,22 +249,6 @@ class Leaf(Expression):
             self._aliases = found
         return found
 
-    def at_once(self) -> Tensor:
-        """See :meth:`Expression.at_once`; of the tensors themselves, without aliases."""
-        if self._value is not None:
-            return self._value
-        self.pattern.check_unedited()
-        self.check_versions()
-        return self.made_of(*self.tensors)
-
-    def compute(self) -> Tensor:
-        """See :meth:`Expression.compute`."""
-        return self.made_of(*self.aliases)
-
-    def made_of(self, *tensors: Tensor) -> Tensor:
-        """The values, of these tensors."""
-        raise NotImplementedError
-
     def check_versions(self) -> None:
         """No tensor was edited in place.
 
@@ -314,9 +290,9 @@ class Entries(Leaf):
         """See :meth:`Expression.settled`; a tensor that was given is one already."""
         return self
 
-    def made_of(self, *tensors: Tensor) -> Tensor:
-        """See :meth:`Leaf.made_of`."""
-        return tensors[0]
+    def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
+        return self.aliases[0]
 
     @property
     def name(self) -> str:
@@ -337,10 +313,10 @@ class Ends(Leaf):
         super().__init__(pattern, (pattern.nnz, *of_nodes.shape[1:]), of_nodes.dtype, of_nodes)
         self.is_row = is_row
 
-    def made_of(self, *tensors: Tensor) -> Tensor:
-        """See :meth:`Leaf.made_of`."""
+    def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         groups = self.pattern.by_row if self.is_row else self.pattern.by_column
-        return groups.gather(tensors[0])
+        return groups.gather(self.aliases[0])
 
     @property
     def name(self) -> str:
@@ -354,9 +330,9 @@ class Dot(Leaf):
     def __init__(self, pattern: Pattern, x1: Tensor, x2: Tensor) -> None:
         super().__init__(pattern, (pattern.nnz, *x1.shape[2:]), x1.dtype, x1, x2)
 
-    def made_of(self, *tensors: Tensor) -> Tensor:
-        """See :meth:`Leaf.made_of`."""
-        return products.dots(self.pattern, *tensors)
+    def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
+        return products.dots(self.pattern, *self.aliases)
 
 
 class Map(Expression):
@@ -434,7 +410,7 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
 
     Values of one head are put beside those of several as columns.
     """
-    if all(isinstance(a, Entries) for a in args if isinstance(a, Expression)) or not may_defer():
+    if not may_defer():
         return None
     taken: list[Any] = []
     given: list[Expression] = []
@@ -454,7 +430,7 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
     dtype = given[0].dtype
     if dtype not in FLOATING or any(a.dtype != dtype for a in given):
         return None
-    if all(isinstance(a, Entries) for a in given):  # once they are settled
+    if all(isinstance(a, Entries) for a in given):
         return None
     if len(given) > 1:
         dims = [len(a.shape) for a in given]

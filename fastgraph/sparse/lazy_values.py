@@ -236,13 +236,16 @@ class Index(Tensor):
             size = index.pattern.shape[0 if index.is_row else 1]
             if (
                 type(of_nodes) is not Index
-                and may_wait(index.pattern, of_nodes.shape[1:].numel(), of_nodes)
                 and of_nodes.dim() in (1, 2)
                 and of_nodes.shape[0] == size
                 and of_nodes.dtype in FLOATING
                 and of_nodes.device == index.pattern.device
+                and may_defer(of_nodes)
             ):
-                return lazy_values(Ends(index.pattern, of_nodes, is_row=index.is_row))
+                pattern, is_row = index.pattern, index.is_row
+                if may_wait(pattern, of_nodes.shape[1:].numel(), of_nodes):
+                    return lazy_values(Ends(pattern, of_nodes, is_row=is_row))
+                return (pattern.by_row if is_row else pattern.by_column).gather(of_nodes)
         with torch._C.DisableTorchFunctionSubclass():
             if function in _KNOWN:
                 return function(*args, **kwargs)

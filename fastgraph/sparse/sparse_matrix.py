@@ -347,10 +347,16 @@ class SparseMatrix:
 
     def _sampled(self, function: Callable[..., Any], virtual: Virtual) -> SparseMatrix:
         """The function of the values and those of a virtual matrix, where there are entries."""
-        values, others = self.expression, virtual.sampled(self._pattern)
-        is_same = function is operator.mul and values.leaves(others.dtype)
-        made = others if is_same else applied(function, values, others)
-        return self._like(made.at_once() if isinstance(made, Entries) else made)
+        values: Expression | Tensor = self._values
+        others = virtual.sampled(self._pattern)
+        is_wide_enough = torch.promote_types(self.dtype, others.dtype) == others.dtype
+        if function is operator.mul and self._is_ones and is_wide_enough:
+            return self._like(others)
+        if isinstance(values, Expression) and isinstance(others, Tensor):
+            others = Entries(self._pattern, others)
+        elif isinstance(others, Expression):
+            values = self.expression
+        return self._like(applied(function, values, others))
 
     def _mapped(self, function: Callable[..., Tensor], *args: Any) -> SparseMatrix:
         """The function of the values and of numbers, later where they are an expression."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastgraph.plugins.backend import FLOATING
+from fastgraph.sparse import products
 from fastgraph.sparse.expression import Dot, Ends, Entries, Expression, mapped, may_wait
 from fastgraph.sparse.pattern import Pattern, check_tensor
 
@@ -84,19 +85,23 @@ class Virtual:
         shape: tuple[Size, Size],
         heads: Size,
         tensors: Sequence[Tensor],
-        sample: Callable[[Pattern], Expression],
+        sample: Callable[[Pattern, bool], Expression | Tensor],
     ) -> None:
         self.shape = shape
         self.heads = heads
         self._kept = [(t, None if t.is_inference() else t._version) for t in tensors]
         self._sample = sample
 
-    def sampled(self, pattern: Pattern) -> Expression:
-        """The values where a pattern has entries.
+    def sampled(self, pattern: Pattern) -> Expression | Tensor:
+        """The values where a pattern has entries: an expression, or a tensor if none may wait.
 
         Raises:
             RuntimeError: the shapes differ, a device does, or a tensor was edited in place.
         """
+        waits = may_wait(pattern, self.heads or 1, *[tensor for tensor, _ in self._kept])
+        return self._sampled(pattern, waits)
+
+    def _sampled(self, pattern: Pattern, waits: bool) -> Expression | Tensor:
         for name, own, other in zip(("rows", "columns"), self.shape, pattern.shape, strict=True):
             if own not in (None, other):
                 raise RuntimeError(
@@ -114,7 +119,7 @@ class Virtual:
                     f"a virtual matrix must be on the device of the sparse one, {pattern.device}, "
                     f"got {tensor.device}"
                 )
-        return self._sample(pattern)
+        return self._sample(pattern, waits)
 
     def __matmul__(self, other: object) -> Virtual:
         raise TypeError("only dense(X) has a product with a matrix, got another virtual matrix")
@@ -178,7 +183,7 @@ class Dense(Virtual):
     def __init__(self, x: Tensor) -> None:
         self._x = x
 
-        def refuse(pattern: Pattern) -> Expression:
+        def refuse(pattern: Pattern, waits: bool) -> Expression:
             raise TypeError("dense(X) must be multiplied by a matrix, dense(X) @ Y, to be sampled")
 
         super().__init__((x.shape[0], None), None, (x,), refuse)
@@ -200,8 +205,8 @@ class Dense(Virtual):
             )
         heads = x1.shape[2] if x1.dim() == 3 else None
 
-        def sample(pattern: Pattern) -> Expression:
-            return _virtual(pattern, Dot(pattern, x1, x2), x1, x2)
+        def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
+            return Dot(pattern, x1, x2) if waits else products.dots(pattern, x1, x2)
 
         return Virtual((x1.shape[0], x2.shape[1]), heads, (x1, x2), sample)
 
@@ -259,15 +264,12 @@ def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
     size = of_nodes.shape[0]
     heads = of_nodes.shape[1] if of_nodes.dim() == 2 else None
 
-    def sample(pattern: Pattern) -> Expression:
-        return _virtual(pattern, Ends(pattern, of_nodes, is_row=is_row), of_nodes)
+    def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
+        if waits:
+            return Ends(pattern, of_nodes, is_row=is_row)
+        return (pattern.by_row if is_row else pattern.by_column).gather(of_nodes)
 
     return Virtual((size, None) if is_row else (None, size), heads, (of_nodes,), sample)
-
-
-def _virtual(pattern: Pattern, made: Expression, *tensors: Tensor) -> Expression:
-    heads = made.shape[1:].numel()
-    return made if may_wait(pattern, heads, *tensors) else Entries(pattern, made.at_once())
 
 
 def _of(function: Callable[..., Any], *args: Any) -> Any:
@@ -283,24 +285,33 @@ def _made(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
     shape = _common([v.shape[0] for v in virtual]), _common([v.shape[1] for v in virtual])
     heads = _common([v.heads for v in virtual])
     tensors = [a for a in args if isinstance(a, Tensor)]
+    tensors += [tensor for v in virtual for tensor, _ in v._kept]
 
-    def sample(pattern: Pattern) -> Expression:
-        given = [a.sampled(pattern) if isinstance(a, Virtual) else a for a in args]
-        return applied(function, *given, **kwargs)
+    def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
+        given = [a._sampled(pattern, waits) if isinstance(a, Virtual) else a for a in args]
+        made = applied(function, *given, **kwargs)
+        return Entries(pattern, made) if waits and isinstance(made, Tensor) else made
 
     return Virtual(shape, heads, tensors, sample)
 
 
-def applied(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Expression:
-    """The function of values, later if that is the same, or now."""
-    made = mapped(function, *args, **kwargs)
+def applied(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Expression | Tensor:
+    """The function of values, later if that is the same, or now.
+
+    Args:
+        function: torch's.
+        args: values, all of them expressions or none, and numbers.
+        kwargs: others.
+    """
+    is_known = any(isinstance(a, Expression) for a in args)
+    made = mapped(function, *args, **kwargs) if is_known else None
     if made is not None:
         return made
-    given = [a.at_once() if isinstance(a, Expression) else a for a in args]
+    given = [a.value() if isinstance(a, Expression) else a for a in args]
     wide = max((v.dim() for v in given if isinstance(v, Tensor)), default=0)
     given = [v.unsqueeze(1) if isinstance(v, Tensor) and 0 < v.dim() < wide else v for v in given]
-    pattern = next(a.pattern for a in args if isinstance(a, Expression))
-    return Entries(pattern, function(*given, **kwargs))
+    out: Tensor = function(*given, **kwargs)
+    return out
 
 
 def _common(sizes: list[Size]) -> Size:
