@@ -195,6 +195,7 @@ def test_ppf_conv(aggr: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "corner", "max", "an mlp"])
 def test_float32_errs_as_much_as_upstream(name: str) -> None:
     torch.manual_seed(0)
@@ -210,6 +211,7 @@ def test_float32_errs_as_much_as_upstream(name: str) -> None:
         assert own <= 2 * other + 1e-6 * truth.abs().max()
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("name", ["softmax", "max", "pieces", "layer norm"])
 def test_bits_for_any_number_of_threads(name: str) -> None:
     layer, x = Layer(MESSAGES[name], "max"), torch.randn(500, C)

@@ -199,6 +199,7 @@ def test_a_result_that_is_edited_between_the_passes() -> None:
         torch.testing.assert_close(gradient(), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.repeats
 def test_float32_errs_as_much_as_upstream() -> None:
     torch.manual_seed(0)
     layer = pyg.EdgeConv(mlp(2 * C, 64, 33))
