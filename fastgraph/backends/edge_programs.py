@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.backends.kernels import GroupedRows
-from fastgraph.edge_programs.lowering import lower
+from fastgraph.edge_programs.lowering import Lowered, lower
 from fastgraph.edge_programs.operations import OUTER
 from fastgraph.edge_programs.program import Program
-from fastgraph.graphs.graph import Csr, Graph
+from fastgraph.graphs.graph import Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel
+
+
+class _Made(NamedTuple):
+    """All that calls of a program have in common.
+
+    Attributes:
+        lowered: the program.
+        outputs: of each, 0 if it has rows, 1 if it has edges, or ``None``, the sizes of its other
+            dimensions, and its dtype, ``None`` for that of operands.
+        widest: the number of the operand with the most channels, of those that are gathered if
+            some are.
+        ascending: true if rows must be in ascending order.
+    """
+
+    lowered: Lowered
+    outputs: tuple[tuple[int | None, tuple[int, ...], torch.dtype | None], ...]
+    widest: int
+    ascending: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _made(program: Program, rounds: bool) -> _Made:
+    outputs = []
+    for output in program.outputs:
+        # Sizes that stand for themselves.
+        *first, width = program.output_shape(output, _ROWS, _EDGES)
+        of = (_ROWS, _EDGES).index(first[0]) if first else None
+        outputs.append((of, (width,), torch.int32 if output.is_record else None))
+    numbered = list(enumerate(program.operands))
+    gathered = [(k, operand) for k, operand in numbered if operand.place == "gathered"]
+    widest, _ = max(gathered or numbered, key=lambda one: one[1].width)
+    # An order of rows is of use where something is gathered; in bits, a sum over all edges
+    # depends on it.
+    has_total = any(output.reduction in ("total", OUTER) for output in program.outputs)
+    ascending = has_total or not gathered
+    return _Made(lower(program, rounds=rounds), tuple(outputs), widest, ascending)
+
+
+_ROWS, _EDGES = -1, -2
 
 
 def edge_program_kernel(
@@ -36,17 +76,16 @@ def edge_program_kernel(
         num_rows, num_in = graph.num_dst, graph.num_src
         if transpose:
             num_rows, num_in = num_in, num_rows
+        made = _made(program, like.dtype.itemsize < 4)
+        sizes = num_rows, graph.num_edges
         out = [
-            new_rows(
-                like,
-                program.output_shape(output, num_rows, graph.num_edges),
-                torch.int32 if output.is_record else None,
-            )
-            for output in program.outputs
+            new_rows(like, width if of is None else (sizes[of], *width), dtype)
+            for of, width, dtype in made.outputs
         ]
-        lowered = lower(program, rounds=like.dtype.itemsize < 4)
-        given = lowered.operands(operands)
-        edges = rows_of(graph, operands, program, transpose)
+        lowered = made.lowered
+        given = lowered.operands(operands) if lowered.transposes else operands
+        widest = operands[made.widest]
+        edges = rows(graph, widest, transpose=transpose, ascending=made.ascending)
         kernel = None if generated is None else generated(lowered.code, like)
         arguments = (*edges.arguments, num_in, *lowered.code, given, out)
         if kernel is None:
@@ -54,18 +93,5 @@ def edge_program_kernel(
         else:
             library().generated_edge_program(*arguments, *kernel)
         return out
-
-    def rows_of(graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool) -> Csr:
-        gathered = [
-            tensor
-            for operand, tensor in zip(program.operands, operands, strict=True)
-            if operand.place == "gathered"
-        ]
-        # An order of rows is of use where something is gathered; in bits, a sum over all edges
-        # depends on it.
-        has_total = any(output.reduction in ("total", OUTER) for output in program.outputs)
-        ascending = has_total or not gathered
-        widest = max(gathered or operands, key=lambda tensor: tensor.shape[-1])
-        return rows(graph, widest, transpose=transpose, ascending=ascending)
 
     return edge_program

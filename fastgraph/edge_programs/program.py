@@ -53,8 +53,10 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX,
     SOFTMAX_MAX,
     SPREAD,
+    STD,
     SUM_TILES,
     TILE,
+    VAR,
 )
 
 Place = Literal["row", "gathered", "edge", "parameter"]
@@ -306,6 +308,11 @@ class Program:
     def num_values(self) -> int:
         """Operands and instructions together."""
         return len(self.operands) + len(self.instructions)
+
+    @cached_property
+    def has_variances(self) -> bool:
+        """True if an output is a variance or a standard deviation."""
+        return any(output.reduction in (VAR, STD) for output in self.outputs)
 
     def width(self, value: int) -> int:
         """The width of a value."""

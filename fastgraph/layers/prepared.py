@@ -21,7 +21,7 @@ from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.traced import Argument, Traced
 from fastgraph.edge_programs.winners import RANK, with_winners
 from fastgraph.layers.typed_edges import TypedEdges
-from fastgraph.ops.edge_program import with_records
+from fastgraph.ops.edge_program import matrix_of, run_program, with_records
 from fastgraph.routing.sizes import NARROW_PRODUCT, Work
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -235,8 +235,9 @@ class Prepared:
         return "\n".join(lines)
 
 
-def _run(program: Program, operands: Mapping[str, Tensor], **edges: Any) -> tuple[Tensor, ...]:
-    return ops.edge_program(program, {name: operands[name] for name in program.names}, **edges)
+def _run(program: Program, operands: Mapping[str, Tensor], **edges: Any) -> Sequence[Tensor]:
+    matrices = [matrix_of(operand, operands[operand.name]) for operand in program.operands]
+    return run_program(program, matrices, **edges)
 
 
 def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.edge_programs.gradients import derive
-from fastgraph.edge_programs.moments import with_variances, without_variances
+from fastgraph.edge_programs.moments import Moments, with_variances, without_variances
 from fastgraph.edge_programs.operations import (
     EXTREMA,
     SOFTMAX,
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
-    STD,
-    VAR,
 )
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import caller_index_of
@@ -97,7 +95,7 @@ def edge_program(
             f"operands must be those of the program, {list(made.names)}, got {list(operands)}"
         )
     given = [operands[name] for name in made.names]
-    matrices = [_matrix(o, tensor) for o, tensor in zip(made.operands, given, strict=True)]
+    matrices = [matrix_of(o, tensor) for o, tensor in zip(made.operands, given, strict=True)]
     num_in = _num_nodes(made, given, "gathered") if num_in is None else num_in
     num_out = _num_nodes(made, given, "row") if num_out is None else num_out
     if num_in is None and num_out is None:
@@ -107,26 +105,51 @@ def edge_program(
         for first, second in ((num_in, num_out), (num_out, num_in))
     )
     assert num_in is not None and num_out is not None
-    is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    moments = without_variances(made)
-    run = with_records(moments.program) if is_recorded else moments.program
-    out = EDGE_PROGRAM(matrices, index, ptr, str(run), num_in, num_out, transpose)
-    return tuple(with_variances(moments, out))
+    return tuple(run_program(made, matrices, index, ptr, num_in, num_out, transpose))
 
 
-def _matrix(operand: Operand, tensor: Tensor) -> Tensor:
-    """A tensor as the operator takes it, with all its channels in one dimension."""
-    check_values(operand.name, tensor)
+def run_program(
+    program: Program,
+    matrices: Sequence[Tensor],
+    index: Tensor,
+    ptr: Tensor | None,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+) -> Sequence[Tensor]:
+    """:func:`edge_program` of operands in their order, with all channels in one dimension."""
+    is_recorded = torch.is_grad_enabled() and any([t.requires_grad for t in matrices])
+    moments, text = _run_of(program, is_recorded)
+    out = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
+    return with_variances(moments, out)
+
+
+@functools.lru_cache(maxsize=1024)
+def _run_of(program: Program, is_recorded: bool) -> tuple[Moments, str]:
+    """The text of a program that is run, and what is made of its outputs."""
+    moments = without_variances(program)
+    return moments, str(with_records(moments.program) if is_recorded else moments.program)
+
+
+def matrix_of(operand: Operand, tensor: Tensor) -> Tensor:
+    """A tensor as the operator takes it, with all its channels in one dimension.
+
+    Raises:
+        ValueError: it is no such operand.
+    """
     is_parameter = operand.place == "parameter"
-    channels = tensor.shape if is_parameter else tensor.shape[1:]
+    given = tensor.shape
+    if len(given) == 2 - is_parameter and given[-1] == operand.width:
+        return tensor  # which the operator looks at
+    check_values(operand.name, tensor)
+    channels = given if is_parameter else given[1:]
     if channels.numel() != operand.width or (tensor.dim() == 0 and not is_parameter):
         first = "" if is_parameter else "edges, " if operand.place == "edge" else "nodes, "
         raise ValueError(
             f"{operand.name} must be [{first}*channels] with {operand.width} channels, "
-            f"got shape {list(tensor.shape)}"
+            f"got shape {list(given)}"
         )
-    shape = (operand.width,) if is_parameter else (tensor.shape[0], operand.width)
-    return tensor if tensor.shape == shape else tensor.reshape(shape)
+    return tensor.reshape((operand.width,) if is_parameter else (given[0], operand.width))
 
 
 def _num_nodes(program: Program, given: Sequence[Tensor], place: str) -> int | None:
@@ -162,26 +185,27 @@ def _check(
     num_in: int,
     num_out: int,
 ) -> None:
-    if any(output.reduction in (VAR, STD) for output in program.outputs):
+    if program.has_variances:
         raise ValueError("variances must be computed by ops.edge_program, of means")
     if len(operands) != len(program.operands):
         raise ValueError(
             f"operands must be one for each of {list(program.names)}, got {len(operands)}"
         )
     like = operands[0]
+    dtype, device = like.dtype, like.device
     num_rows = {"row": num_out, "gathered": num_in, "edge": index.shape[-1]}
     for operand, tensor in zip(program.operands, operands, strict=True):
         check_values(operand.name, tensor)
-        rows = () if operand.place == "parameter" else (num_rows[operand.place],)
-        expected = (*rows, operand.width)
+        place, width = operand.place, operand.width
+        expected = (width,) if place == "parameter" else (num_rows[place], width)
         if tensor.shape != expected:
             raise ValueError(
                 f"{operand.name} must have shape {list(expected)}, got {list(tensor.shape)}"
             )
-        if tensor.dtype != like.dtype or tensor.device != like.device:
+        if tensor.dtype != dtype or tensor.device != device:
             raise ValueError(
                 f"{operand.name} must have the dtype and device of {program.names[0]} "
-                f"({like.dtype}, {like.device}), got ({tensor.dtype}, {tensor.device})"
+                f"({dtype}, {device}), got ({tensor.dtype}, {tensor.device})"
             )
     check_index(index, ptr, like)
 
@@ -234,23 +258,27 @@ class _OfProgram(Context):
 def _save(ctx: _OfProgram, arguments: Arguments, result: Sequence[Tensor]) -> None:
     operands, index, ptr, text, ctx.num_in, ctx.num_out, ctx.transpose = arguments
     program = ctx.program = parse(text)
-    outputs = zip(program.outputs, result, strict=True)
-    ctx.mark_non_differentiable(*[tensor for output, tensor in outputs if not output.has_gradient])
     # Only what a gradient needs: users may edit all else in place before the backward pass.
-    are_kept = _are_kept(program, tuple([tensor.requires_grad for tensor in operands]))
+    are_kept, constant = _are_kept(program, tuple([tensor.requires_grad for tensor in operands]))
+    if constant:
+        ctx.mark_non_differentiable(*[result[k] for k in constant])
     given = [*operands, *result]
     kept = [tensor if keep else None for keep, tensor in zip(are_kept, given, strict=True)]
     ctx.save_for_backward(index, ptr, caller_index_of(index), *kept)
 
 
 @functools.lru_cache(maxsize=1024)
-def _are_kept(program: Program, requires_grad: tuple[bool, ...]) -> tuple[bool, ...]:
-    """True for each operand and each result that a gradient needs."""
+def _are_kept(
+    program: Program, requires_grad: tuple[bool, ...]
+) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """True for each operand and each result that a gradient needs; results that have none."""
     named = zip(program.names, requires_grad, strict=True)
     needed = frozenset(name for name, requires in named if requires)
-    taken = derive(program, needed, _differentiable(program)).operands
+    differentiable = _differentiable(program)
+    taken = derive(program, needed, differentiable).operands
     results = (output.is_record or output.reduction in _KEPT for output in program.outputs)
-    return (*(name in taken for name in program.names), *results)
+    constant = (k for k in range(len(program.outputs)) if k not in differentiable)
+    return (*(name in taken for name in program.names), *results), tuple(constant)
 
 
 _KEPT = (*EXTREMA, SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE)

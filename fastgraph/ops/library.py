@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from operator import itemgetter, or_
 from types import NoneType
@@ -133,7 +134,7 @@ def define(
         tensors: Arguments = arguments
         if is_of_list:
             listed = arguments[0]
-            if not all(isinstance(tensor, Tensor) for tensor in listed):
+            if not all(map(isinstance, listed, _TENSORS)):
                 return dispatched(*arguments)
             values = (*values, *listed)
             tensors = (*listed, *arguments[1:])
@@ -142,6 +143,9 @@ def define(
         return direct(*arguments)
 
     return call
+
+
+_TENSORS = itertools.repeat(Tensor)
 
 
 def _getter(positions: Sequence[int]) -> Callable[[Arguments], Arguments]:
