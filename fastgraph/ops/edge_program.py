@@ -118,7 +118,7 @@ def run_program(
     transpose: bool,
 ) -> Sequence[Tensor]:
     """:func:`edge_program` of operands in their order, with all channels in one dimension."""
-    is_recorded = torch.is_grad_enabled() and any([t.requires_grad for t in matrices])
+    is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in matrices)
     moments, text = _run_of(program, is_recorded)
     out = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
     return with_variances(moments, out)

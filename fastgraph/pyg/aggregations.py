@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,9 @@ def reduction_of(aggregation: Any) -> str | Refusal:
     return _WATCHED if _KNOWN.is_watched(aggregation) else name
 
 
+_ALONE = {name: (Reduction(name),) for name in REDUCTIONS.values()}
+
+
 def reductions_of(aggregation: Any, path: str = "aggr_module") -> tuple[Reduction, ...] | Refusal:
     """The outputs of a program that :func:`aggregated` takes.
 
@@ -162,7 +165,7 @@ def reductions_of(aggregation: Any, path: str = "aggr_module") -> tuple[Reductio
         inner = reductions_of(aggregation.aggr, f"{path}.aggr")
         return _WATCHED if _KNOWN.is_watched(aggregation) else inner
     name = reduction_of(aggregation)
-    return name if isinstance(name, Refusal) else (Reduction(name),)
+    return name if isinstance(name, Refusal) else _ALONE[name]
 
 
 def _weighted(aggregation: Any, path: str) -> Reduction | Refusal:
@@ -211,7 +214,7 @@ def _of_several(aggregation: MultiAggregation, path: str) -> tuple[Reduction, ..
 def aggregated(
     aggregation: Any,
     results: Mapping[Reduction, Tensor],
-    index: Tensor,
+    index: Callable[[], Tensor],
     node_dim: int,
     path: str = "aggr_module",
 ) -> Tensor:
@@ -220,7 +223,7 @@ def aggregated(
     Args:
         aggregation: which :func:`reductions_of` knows.
         results: of the program, ``[nodes, *channels]``, for each of its reductions.
-        index: the aggregating node of each edge.
+        index: gives the aggregating node of each edge.
         node_dim: the dimension of nodes in the results.
         path: where the aggregation is in its layer.
     """
@@ -228,7 +231,7 @@ def aggregated(
     if kind is DegreeScalerAggregation:
         num_nodes = first.shape[node_dim]
         unscaled = aggregated(aggregation.aggr, results, index, node_dim, f"{path}.aggr")
-        return _scaled(aggregation, unscaled, index, num_nodes, node_dim)
+        return _scaled(aggregation, unscaled, index(), num_nodes, node_dim)
     if kind in _SPREADS:
         return _spread(kind, results, _variance(aggregation).semi_grad)
     if kind is MultiAggregation:

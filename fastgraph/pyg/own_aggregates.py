@@ -25,23 +25,26 @@ from fastgraph.pyg.aggregations import aggregated, reductions_of, squares
 Results = Mapping[Reduction, Tensor]
 
 
+def nothing(*_: object) -> dict[str, Tensor]:
+    """No tensors."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """A function ``aggregate`` of layers.
 
     Attributes:
         reductions: of the message, for a layer, or why there are none.
-        combined: the result of the function, given a layer, the results of its reductions and the
-            aggregating node of each edge.
+        combined: the result of the function, given a layer, the results of its reductions and what
+            gives the aggregating node of each edge.
         besides: tensors of edges that reductions take and messages do not, by name, given a layer,
             the arguments of ``propagate``, its ``edge_index`` and the number of aggregating nodes.
     """
 
     reductions: Callable[[Any], tuple[Reduction, ...] | Refusal]
-    combined: Callable[[Any, Results, Tensor], Tensor]
-    besides: Callable[[Any, Mapping[str, Any], Tensor, int], dict[str, Tensor] | Refusal] = (
-        lambda *_: {}
-    )
+    combined: Callable[[Any, Results, Callable[[], Tensor]], Tensor]
+    besides: Callable[[Any, Mapping[str, Any], Tensor, int], dict[str, Tensor] | Refusal] = nothing
 
 
 def weighted(message: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -59,7 +62,7 @@ def _of_modules(layer: Any) -> tuple[Reduction, ...] | Refusal:
     return reductions_of(layer.aggr_module)
 
 
-def _by_modules(layer: Any, results: Results, index: Tensor) -> Tensor:
+def _by_modules(layer: Any, results: Results, index: Callable[[], Tensor]) -> Tensor:
     return aggregated(layer.aggr_module, results, index, layer.node_dim)
 
 
@@ -92,7 +95,7 @@ def _beside_eg_conv(
     return {"symnorm_weight": weight}
 
 
-def _by_eg_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
+def _by_eg_conv(layer: Any, results: Results, _: object) -> Tensor:
     outs = []
     for name in layer.aggregators:
         out, *square = [results[reduction] for reduction in _OF_EG_CONV[name]]
@@ -112,7 +115,7 @@ def _of_fast_rgcn_conv(layer: Any) -> tuple[Reduction, ...] | Refusal:
     return (_SHARED if layer.aggr == "mean" else Reduction("sum"),)
 
 
-def _by_fast_rgcn_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
+def _by_fast_rgcn_conv(layer: Any, results: Results, _: object) -> Tensor:
     return results[_SHARED if layer.aggr == "mean" else Reduction("sum")]
 
 

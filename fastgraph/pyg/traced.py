@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,12 +19,9 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
-from fastgraph.edge_programs.frozen import UnknownError, frozen
-from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
-from fastgraph.edge_programs.program import Place
 from fastgraph.edge_programs.reading import Reading
 from fastgraph.edge_programs.trace import trace
-from fastgraph.edge_programs.traced import Argument, Index, Reduction, Traced
+from fastgraph.edge_programs.traced import Argument, Reduction, Traced
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.layers.prepared import Prepared
 from fastgraph.layers.tracing import (
@@ -39,7 +36,18 @@ from fastgraph.layers.typed_edges import types_among
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate
+from fastgraph.pyg.collecting import (
+    NEVER,
+    SPECIAL,
+    Collected,
+    Described,
+    Kept,
+    Value,
+    collect,
+    kind_of,
+    place_of,
+)
+from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
@@ -56,17 +64,12 @@ _COMPILED = Refusal("compiled code traces no message")
 
 _EXTREMA = frozenset((Reduction("max"), Reduction("min")))
 
-_ENDS = ("edge_index_i", "edge_index_j", "index")
-_SIZES = ("size_i", "size_j", "dim_size")
-_NEVER = ("edge_index", "adj_t", "size")
-_SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
-
 _OVERRIDABLE = ("_index_select", "_check_input", "_set_size", "_lift", "_collect")
 
 _METHODS = attrgetter("message", "update", "propagate", "aggregate", *_OVERRIDABLE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Form:
     """The arguments that a class's methods take.
 
@@ -144,12 +147,12 @@ def _class_refusal(
     if not inspect.isfunction(cls.message):
         return Refusal("its message is no function")
     for name in taken:
-        if name in _NEVER:
+        if name in NEVER:
             return Refusal(f"its message takes {name}")
     if cls.update is MessagePassing.update:
         return None
     for name in updated:
-        if name in _SPECIAL or name[-2:] in ("_i", "_j"):
+        if name in SPECIAL or name[-2:] in ("_i", "_j"):
             return Refusal(f"its update takes {name}")
     return None
 
@@ -215,34 +218,23 @@ def _plan(
         return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
-    refusal = execution_mode() or mode_refusal() or _index_refusal(edge_index)
+    refusal = execution_mode() or mode_refusal()
     if refusal is not None:
         return refusal
+    found = _message(module, form, reductions, edge_index, arguments)
+    if isinstance(found, Refusal):
+        return found
+    (num_in, num_out, tensors, _), message = found
     num_edges = edge_index.shape[1]
-    passed = arguments.keys() - {"size"}
-    if form.passed is not None and passed != form.passed:
-        return Refusal("propagate was called with other arguments than it takes")
-    collected = _collect(module, form, arguments, num_edges, edge_index.dtype)
-    if isinstance(collected, Refusal):
-        return collected
-    num_in, num_out, tensors, described = collected
     transpose = module.flow == "target_to_source"
-    besides = aggregate.besides(module, arguments, edge_index, num_out)
-    if isinstance(besides, Refusal):
-        return besides
-    tensors |= besides
-    refusal = _operands_refusal(edge_index, tensors, reductions)
-    if refusal is not None:
-        return refusal
-    described_besides = tuple((n, _place(n, t, num_edges, False)) for n, t in besides.items())
-    outcome = _outcome(module, form, (described, described_besides), reductions, edge_index.device)
+    outcome = _outcome(module, form, message)
     if isinstance(outcome, Refusal):
         return outcome
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), outcome.traced.dtype)
     if refusal is not None:
         return refusal
     # Upstream's operations on sharded tensors cost as much more as the operator does.
-    is_sharded = is_defined_by(edge_index, *tensors.values())
+    is_sharded = message.kept is None and is_defined_by(edge_index, *tensors.values())
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:
@@ -259,8 +251,8 @@ def _plan(
     run, index, types = outcome.compute, edge_index, outcome.traced.types
     if types is not None:
         edges = num_in, num_out, transpose, types.count, outcome.traced.pairs
-        found = types_among(edge_index, *tensors.values())
-        typed = found.typed_edges(edge_index, tensors[types.name], *edges)
+        among = types_among(edge_index, *tensors.values())
+        typed = among.typed_edges(edge_index, tensors[types.name], *edges)
         if isinstance(typed, OutOfRange):
             return typed
         run = functools.partial(run, typed=typed)
@@ -277,13 +269,98 @@ def _plan(
         count_program(label_of(type(module)))
         results = run(module, tensors, edge_index, num_in, num_out, transpose)
         named = dict(zip(reductions, results, strict=True))
-        out = aggregate.combined(module, named, edge_index[int(not transpose)])
+        out = aggregate.combined(module, named, lambda: edge_index[int(not transpose)])
         if form.updated or form.update is not MessagePassing.update:
             own = {name: arguments.get(name, default) for name, default in form.updated}
             out = module.update(out, **own)
         return out
 
     return compute
+
+
+class _Message(NamedTuple):
+    """What calls of one kind have in common.
+
+    Attributes:
+        kept: how their arguments are found; ``None`` where that is looked at anew.
+        described: the arguments of the message, and what reductions take besides.
+        reductions: of the message.
+        device: of all tensors.
+        autocast: the dtype of autocast on the CPU, if it is enabled.
+        dtype: the first of a floating-point tensor.
+        key: under which the outcome is known.
+    """
+
+    kept: Kept | None
+    described: tuple[Described, tuple[tuple[str, Argument], ...]]
+    reductions: tuple[Reduction, ...]
+    device: torch.device
+    autocast: torch.dtype | None
+    dtype: torch.dtype
+    key: object
+
+
+_MOST_KINDS = 256
+_KINDS: dict[object, _Message] = {}
+"""By all that tells kinds of calls apart but numbers of nodes and edges."""
+
+
+def _message(
+    module: MessagePassing,
+    form: _Form,
+    reductions: tuple[Reduction, ...],
+    edge_index: Any,
+    arguments: Mapping[str, Any],
+) -> tuple[Collected, _Message] | Refusal:
+    """The arguments of a message, and what is known of calls like this one."""
+    aggregate = form.aggregate
+    assert aggregate is not None
+    kind: object = None
+    if aggregate.besides is nothing and not torch._C._is_any_autocast_enabled():
+        kind = kind_of(edge_index, arguments)
+    if kind is not None:
+        kind = form, reductions, module.flow, module.node_dim, torch.get_default_dtype(), kind
+        known = _KINDS.get(kind)
+        if known is not None and known.kept is not None:
+            again = known.kept.collected(arguments)
+            if again is not None:
+                number = edge_index.shape[1]
+                computes = device_type(edge_index), known.dtype
+                refusal = too_few_edges(number) or REGISTRY.refusal("edge_program", *computes)
+                return refusal or (again, known)
+    refusal = _index_refusal(edge_index)
+    if refusal is not None:
+        return refusal
+    passed = arguments.keys() - {"size"}
+    if form.passed is not None and passed != form.passed:
+        return Refusal("propagate was called with other arguments than it takes")
+    num_edges = edge_index.shape[1]
+    collected = collect(module, form.taken, arguments, num_edges, edge_index.dtype)
+    if isinstance(collected, Refusal):
+        return collected
+    besides = aggregate.besides(module, arguments, edge_index, collected.num_out)
+    if isinstance(besides, Refusal):
+        return besides
+    kept = None if kind is None else Kept.of(module, arguments, collected)
+    tensors = collected.tensors
+    tensors |= besides
+    dtype = _dtype(edge_index, tensors, reductions)
+    if isinstance(dtype, Refusal):
+        return dtype
+    described_besides = tuple((n, place_of(n, t, num_edges, False)) for n, t in besides.items())
+    described = collected.described, described_besides
+    device = edge_index.device
+    # The cache of autocast changes no value. The default dtype is that of a mask times a number.
+    is_autocast = device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    autocast = torch.get_autocast_dtype("cpu") if is_autocast else None
+    dtypes = autocast, torch.get_default_dtype()
+    key = type(module), form.message, reductions, described, device, dtypes
+    found = _Message(kept, described, reductions, device, autocast, dtype, key)
+    if kept is not None:
+        if len(_KINDS) >= _MOST_KINDS:
+            _KINDS.clear()
+        _KINDS[kind] = found
+    return collected, found
 
 
 def _index_refusal(edge_index: Any) -> Refusal | None:
@@ -301,10 +378,10 @@ def _index_refusal(edge_index: Any) -> Refusal | None:
     return too_few_edges(edge_index.shape[1])
 
 
-def _operands_refusal(
+def _dtype(
     edge_index: Tensor, tensors: Mapping[str, Tensor], reductions: tuple[Reduction, ...]
-) -> Refusal | None:
-    """Why tensors that a message takes are left to upstream."""
+) -> torch.dtype | Refusal:
+    """The dtype of the tensors that a message takes, or why they are left to upstream."""
     for name, tensor in tensors.items():
         refusal = operand(name, tensor)
         if refusal is None and tensor.device != edge_index.device:
@@ -321,158 +398,23 @@ def _operands_refusal(
         return Refusal("its message is traced without autocast on a GPU")
     if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
         return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
-    return None
+    return dtype
 
 
-_Described = tuple[tuple[str, object], ...]
-_Collected = tuple[int, int, dict[str, Tensor], _Described]
-
-
-def _collect(
-    module: MessagePassing,
-    form: _Form,
-    arguments: Mapping[str, Any],
-    num_edges: int,
-    index_dtype: torch.dtype,
-) -> _Collected | Refusal:
-    """The arguments of a message before they are gathered, found as upstream's ``collect`` does.
-
-    Returns:
-        The numbers of gathered and of aggregating nodes, the tensors, and all arguments described.
-    """
-    size = arguments.get("size")
-    sizes = [None, None] if size is None else list(size)
-    if len(sizes) != 2:
-        return Refusal("a size that is no pair")
-    is_forward = module.flow == "source_to_target"
-    own = {"i": 1, "j": 0} if is_forward else {"i": 0, "j": 1}
-    tensors: dict[str, Tensor] = {}
-    described: list[tuple[str, object]] = []
-    for name, default in form.taken:
-        if name in _SPECIAL:
-            described.append((name, _special(name, index_dtype)))
-            continue
-        is_lifted = name[-2:] in ("_i", "_j")
-        key = name[:-2] if is_lifted else name
-        value = arguments.get(key, inspect.Parameter.empty if is_lifted else default)
-        if value is inspect.Parameter.empty:
-            return Refusal(f"{key} is missing")
-        if is_lifted:
-            found = _lifted(module, name, value, sizes, own[name[-1]])
-            if isinstance(found, Refusal):
-                return found
-            value = found
-        if isinstance(value, Tensor):
-            if value.layout is not torch.strided:
-                return Refusal(f"{key} is not a dense tensor")
-            tensors[name] = value
-            described.append((name, _place(name, value, num_edges, is_lifted)))
-        else:
-            try:
-                described.append((name, _Value(frozen(value), value)))
-            except UnknownError as unknown:
-                return Refusal(f"its message takes {name}, {unknown}")
-    num_out, num_in = sizes[own["i"]], sizes[own["j"]]
-    num_out, num_in = num_in if num_out is None else num_out, num_out if num_in is None else num_in
-    if type(num_out) is not int or type(num_in) is not int or min(num_in, num_out) < 0:
-        return Refusal("the number of nodes is not known")
-    return num_in, num_out, tensors, tuple(described)
-
-
-def _special(name: str, index_dtype: torch.dtype) -> object:
-    """The stand-in for an argument that is of the graph."""
-    if name == "ptr":
-        return _Value(name, None)
-    place: Place = "gathered" if name[-2:] == "_j" else "row"
-    if name in _ENDS:
-        return Index(place, index_dtype)
-    return _Value(name, NUM_ROWS if place == "row" else NUM_GATHERED)
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A value that a message takes as it is, compared by its frozen form."""
-
-    frozen: object
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Value) and self.frozen == other.frozen
-
-    def __hash__(self) -> int:
-        return hash(self.frozen)
-
-
-def _lifted(
-    module: MessagePassing, name: str, value: Any, sizes: list[Any], end: int
-) -> Tensor | Refusal | None:
-    """The features of nodes that an argument is gathered from."""
-    node_dim = module.node_dim
-    if isinstance(value, (tuple, list)):
-        if len(value) != 2 or module.flow != "source_to_target":
-            return Refusal(f"{name} is of features that are no pair of sources and destinations")
-        parts = list(enumerate(value))
-        value = value[end]
-    else:
-        parts = [(end, value)]
-    for number, part in parts:
-        if part is None:
-            continue
-        if not isinstance(part, Tensor) or part.dim() == 0:
-            return Refusal(f"{name} is of a {type(part).__name__}, not of a tensor of nodes")
-        if node_dim != 0 and node_dim != -part.dim():
-            return Refusal(f"features of {part.dim()} dimensions with node_dim={node_dim}")
-        if sizes[number] is None:
-            sizes[number] = part.shape[0]
-        elif sizes[number] != part.shape[0]:
-            return Refusal(f"{name} is of features that do not fit the number of nodes")
-    found: Tensor | None = value
-    return found
-
-
-def _place(name: str, tensor: Tensor, num_edges: int, is_lifted: bool) -> Argument:
-    if is_lifted:
-        place: Any = "row" if name[-1] == "i" else "gathered"
-    elif tensor.dim() > 0 and tensor.shape[0] == num_edges:
-        place = "edge"
-    else:
-        return Argument("parameter", tuple(tensor.shape), tensor.dtype)
-    return Argument(place, tuple(tensor.shape[1:]), tensor.dtype)
-
-
-def _outcome(
-    module: MessagePassing,
-    form: _Form,
-    described: tuple[_Described, tuple[tuple[str, Argument], ...]],
-    reductions: tuple[Reduction, ...],
-    device: torch.device,
-) -> Prepared | Refusal:
+def _outcome(module: MessagePassing, form: _Form, message: _Message) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
-    # The cache of autocast changes no value. The default dtype is that of a mask times a number.
-    is_autocast = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    autocast = torch.get_autocast_dtype("cpu") if is_autocast else None
-    dtypes = autocast, torch.get_default_dtype()
-    key = (type(module), form.message, reductions, described, device, dtypes)
-    known = KNOWN.get(key, module)
+    known = KNOWN.get(message.key, module)
     if known is not None:
         return known.outcome
-    given = module, form, described, reductions, device, autocast
-    return KNOWN.made(key, module, functools.partial(_traced, *given))
+    return KNOWN.made(message.key, module, functools.partial(_traced, module, form, message))
 
 
-def _traced(
-    module: MessagePassing,
-    form: _Form,
-    described: tuple[_Described, tuple[tuple[str, Argument], ...]],
-    reductions: tuple[Reduction, ...],
-    device: torch.device,
-    autocast: torch.dtype | None,
-) -> Known:
-    refusal = state_refusal_of(module, device)
+def _traced(module: MessagePassing, form: _Form, message: _Message) -> Known:
+    refusal = state_refusal_of(module, message.device)
     if refusal is not None:
         return Known(Reading(form.message, module).guard(module), refusal)
-    own, besides = described
-    arguments = {name: a.value if isinstance(a, _Value) else a for name, a in own}
+    own, besides = message.described
+    arguments = {name: a.value if isinstance(a, Value) else a for name, a in own}
 
     def read() -> tuple[list[Reading], Traced | Refusal]:
         reading = Reading(form.message, stand_in(module))
@@ -481,10 +423,10 @@ def _traced(
             traced = trace(
                 reading,
                 arguments,
-                reductions,
+                message.reductions,
                 dict(besides),
-                autocast,
-                on_gpu=device.type == "cuda",
+                message.autocast,
+                on_gpu=message.device.type == "cuda",
                 compared_numbers=reading.compared_numbers,
             )
             return [reading], traced

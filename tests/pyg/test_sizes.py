@@ -382,13 +382,13 @@ def test_on_gpus_values_decide_or_products_of_each_edge(
 
 def test_what_had_too_little_to_compute_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
-    collect = traced._collect
+    message = traced._message
 
     def counted(*args: Any) -> Any:
-        planned.append(args[3])
-        return collect(*args)
+        planned.append(args[3].shape[1])
+        return message(*args)
 
-    monkeypatch.setattr(traced, "_collect", counted)
+    monkeypatch.setattr(traced, "_message", counted)
     layer, x = Message(), torch.randn(20, CHANNELS)
     with fastgraph.enabled():
         for count in (5000, 5000, 4000):
