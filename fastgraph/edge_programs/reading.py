@@ -48,8 +48,6 @@ _OWN = "fastgraph"
 _OF_MODULES = frozenset(nn.Module().__dict__) - {"training"}
 """Attributes by which torch implements modules: their content is looked at by itself."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 _BY_NAME = {
     id(function)
     for function in (getattr, hasattr, setattr, delattr, vars, globals, locals, eval, exec)
@@ -185,7 +183,7 @@ class _Module:
             or not attributes.keys().isdisjoint(self.absent)
         ):
             return False
-        if self.path and any(map(attributes.__getitem__, _HOOKS)) != self.is_hooked:
+        if self.path and _is_hooked(attributes) != self.is_hooked:
             return False
         for store, name, described in self.tensors:
             if _described(stored[store].get(name, MISSING)) != described:
@@ -198,6 +196,16 @@ class _Module:
 
 
 _STORES = ("_parameters", "_buffers")
+
+
+def _is_hooked(attributes: Mapping[str, Any]) -> bool:
+    """True for the attributes of a module that has hooks."""
+    return bool(
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
+    )
 
 
 def _is_stateless(module: nn.Module) -> bool:
@@ -227,7 +235,10 @@ class Guard:
 
     def holds(self, layer: nn.Module | None) -> bool:
         """True if tracing the message of a layer would see the same."""
-        return all(m.holds(layer) for m in self.modules) and all(n.holds() for n in self.named)
+        for module in self.modules:  # without generators, as there
+            if not module.holds(layer):
+                return False
+        return all(n.holds() for n in self.named)
 
 
 @dataclass
@@ -395,7 +406,7 @@ class Reading:
                 self._of_class(kind, owner, met, named)
         for path, module in found:
             attributes = vars(module)
-            is_hooked = bool(path) and any(map(attributes.__getitem__, _HOOKS))
+            is_hooked = bool(path) and _is_hooked(attributes)
             if is_hooked:
                 self._doubt(f"{path} has hooks")
             read = sorted(self._names & attributes.keys() - _OF_MODULES)

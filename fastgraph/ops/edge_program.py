@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -291,39 +292,89 @@ def _differentiable(program: Program) -> frozenset[int]:
     return frozenset(k for k, output in enumerate(program.outputs) if output.has_gradient)
 
 
+class _Pass(NamedTuple):
+    """A program for gradients, of values by their numbers.
+
+    Attributes:
+        program: as text.
+        taken: of the operands and results, then of the gradients of results, then of the products
+            of softmaxes.
+        made: of the operands whose gradients it gives.
+        is_reversed: whether its rows are the gathered nodes.
+    """
+
+    program: str
+    taken: tuple[int, ...]
+    made: tuple[int, ...]
+    is_reversed: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _passes(
+    program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]
+) -> tuple[tuple[_Pass, ...], tuple[int, ...]]:
+    """The passes for gradients of some operands, given those of some results.
+
+    Besides the operands whose gradients are zeros where no pass makes them.
+    """
+    numbers = {name: k for k, name in enumerate(program.names)}
+    names = frozenset(name for name, want in zip(program.names, wanted, strict=True) if want)
+    there = frozenset(k for k, is_given in enumerate(given) if is_given)
+    derived = derive(program, names, there & _differentiable(program))
+    named = (*program.names, *derived.results, *derived.grads, *derived.products)
+    values = {name: k for k, name in enumerate(named)}
+    passes = tuple(
+        _Pass(
+            str(made.program),
+            tuple(values[name] for name in made.program.names),
+            tuple(numbers[name] for name in made.names),
+            made.is_reversed,
+        )
+        for made in derived.passes
+    )
+    return passes, tuple(numbers[name] for name in program.flat if name in names)
+
+
 def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     index, ptr, _, *saved = ctx.saved_tensors
     program = ctx.program
     count = len(program.operands)
-    operands, results = saved[:count], saved[count:]
-    wanted = wanted_gradients(ctx)[:count]
-    names = frozenset(name for name, want in zip(program.names, wanted, strict=True) if want)
-    given = {k: g for k, g in enumerate(grads) if g is not None} if names else {}
-    derived = derive(program, names, frozenset(given) & _differentiable(program))
-    values = dict(zip(program.names, operands, strict=True))
-    values |= zip(derived.results, results, strict=True)
-    for k, grad in given.items():
-        values[derived.grads[k]] = _share(ctx, k, grad, index, ptr, results)
+    wanted = tuple(wanted_gradients(ctx)[:count])
+    found: list[Tensor | None] = [None] * count
+    if True not in wanted:
+        return (*found, *(None,) * 6)
+    passes, flat = _passes(program, wanted, tuple([g is not None for g in grads]))
+    results = saved[count:]
+    shares: list[Tensor | None] = []
+    products: list[Tensor | None] = []
+    for k, grad in enumerate(grads):
+        shared = None if grad is None else _share(ctx, k, grad, index, ptr, results)
+        shares.append(shared)
         output = program.outputs[k]
-        if output.reduction == SOFTMAX:
-            product = grad.to(accumulator(grad.dtype)) * results[k]
-            heads = program.width(output.score)
-            of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
-            values[derived.products[k]] = of_heads.sum(-1).to(grad.dtype)
-    found: dict[str, Tensor] = {}
-    for made in derived.passes:
-        taken = [values[name] for name in made.program.names]
+        if grad is None or output.reduction != SOFTMAX:
+            products.append(None)
+            continue
+        product = grad.to(accumulator(grad.dtype)) * results[k]
+        heads = program.width(output.score)
+        of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
+        products.append(of_heads.sum(-1).to(grad.dtype))
+    values = [*saved, *shares, *products]
+    run = _in_torch if is_transformed(*values) else EDGE_PROGRAM
+    for made in passes:
+        taken = [values[k] for k in made.taken]
         sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
-        given_edges = (index, ptr, str(made.program), *sizes, made.is_reversed != ctx.transpose)
-        run = _in_torch if is_transformed(*taken) else EDGE_PROGRAM
-        for name, tensor in zip(made.names, run(taken, *given_edges), strict=True):
-            found[name] = found[name] + tensor if name in found else tensor
+        out = run(taken, index, ptr, made.program, *sizes, made.is_reversed != ctx.transpose)
+        for k, tensor in zip(made.made, out, strict=True):
+            before = found[k]
+            found[k] = tensor if before is None else before + tensor
     num_rows = {"row": ctx.num_out, "gathered": ctx.num_in, "edge": index.shape[-1]}
-    for operand in program.operands if given and program.flat else ():
-        if operand.name in names.intersection(program.flat) - found.keys():
+    for k in flat:
+        if found[k] is None:
+            operand = program.operands[k]
             rows = () if operand.place == "parameter" else (num_rows[operand.place],)
-            found[operand.name] = next(iter(given.values())).new_zeros((*rows, operand.width))
-    return (*(found.get(name) for name in program.names), *(None,) * 6)
+            like = next(g for g in grads if g is not None)
+            found[k] = like.new_zeros((*rows, operand.width))
+    return (*found, *(None,) * 6)
 
 
 def _share(
