@@ -192,6 +192,13 @@ class Traced:
         """The places whose nodes have values for each type."""
         return frozenset(by for by in BY_TYPE.values() if by in self.owner_of.values())
 
+    @cached_property
+    def as_given(self) -> tuple[tuple[str, str], ...] | None:
+        """For each operand the tensor that it is, by name; ``None`` if steps compute some."""
+        if self.pairs or any(step.function is not None for step in self.steps):
+            return None
+        return tuple((name, self.steps[step].args[0]) for name, step in self.step_of.items())
+
     def operands(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """The operands of the program.
 
@@ -205,7 +212,9 @@ class Traced:
             By name, of the nodes, of the edges or of the program; and the matrices of maps. All
             have the program's dtype.
         """
-        if not self.is_autocast:
+        if self.as_given is not None:
+            found = {name: given[tensor] for name, tensor in self.as_given}
+        elif not self.is_autocast:
             found = self.unconverted(given)
         else:
             torch.set_autocast_enabled("cpu", False)  # whose conversions are steps

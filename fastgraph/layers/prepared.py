@@ -128,25 +128,21 @@ class Prepared:
             edges, num_gathered, is_reversed = typed.edges, typed.num_gathered, False
         operands = self.traced.operands(given)
         matrices = [operands.pop(name) for name in self.traced.maps]
-        run = functools.partial(
-            _run,
-            index=edges,
-            ptr=ptr,
-            num_in=num_gathered,
-            num_out=num_out,
-            transpose=is_reversed,
-        )
-        is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in operands.values())
-        if self.winning and is_recorded:
+        given_edges = edges, ptr, num_gathered, num_out, is_reversed
+        if (
+            self.winning
+            and torch.is_grad_enabled()
+            and any(t.requires_grad for t in operands.values())
+        ):
             assert ranks is not None
             made = with_winners(self.traced.program, self.winning)
             taken = {**operands, RANK: ranks(next(iter(operands.values())).dtype)}
             with torch.no_grad():
-                taken |= zip(made.names, run(made.extrema, taken), strict=True)
-                taken |= zip(made.names, run(made.ranks, taken), strict=True)
-            outputs = run(made.program, taken)
+                taken |= zip(made.names, _run(made.extrema, taken, *given_edges), strict=True)
+                taken |= zip(made.names, _run(made.ranks, taken, *given_edges), strict=True)
+            outputs = _run(made.program, taken, *given_edges)
         else:
-            outputs = run(self.traced.program, operands)
+            outputs = _run(self.traced.program, operands, *given_edges)
         if self.traced.kept:
             softmax = functools.partial(
                 ops.edge_softmax,
@@ -235,9 +231,9 @@ class Prepared:
         return "\n".join(lines)
 
 
-def _run(program: Program, operands: Mapping[str, Tensor], **edges: Any) -> Sequence[Tensor]:
+def _run(program: Program, operands: Mapping[str, Tensor], *edges: Any) -> Sequence[Tensor]:
     matrices = [matrix_of(operand, operands[operand.name]) for operand in program.operands]
-    return run_program(program, matrices, **edges)
+    return run_program(program, matrices, *edges)
 
 
 def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -119,10 +119,12 @@ def run_program(
     transpose: bool,
 ) -> Sequence[Tensor]:
     """:func:`edge_program` of operands in their order, with all channels in one dimension."""
-    is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in matrices)
+    is_recorded = torch.is_grad_enabled() and True in [t.requires_grad for t in matrices]
     moments, text = _run_of(program, is_recorded)
     out = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
-    return with_variances(moments, out)
+    if program.has_variances:
+        return with_variances(moments, out)
+    return out[: len(program.outputs)]  # without records
 
 
 @functools.lru_cache(maxsize=1024)
@@ -193,10 +195,12 @@ def _check(
             f"operands must be one for each of {list(program.names)}, got {len(operands)}"
         )
     like = operands[0]
+    check_values(program.names[0], like)
     dtype, device = like.dtype, like.device
     num_rows = {"row": num_out, "gathered": num_in, "edge": index.shape[-1]}
     for operand, tensor in zip(program.operands, operands, strict=True):
-        check_values(operand.name, tensor)
+        if tensor.dtype is not dtype or tensor.layout is not torch.strided:
+            check_values(operand.name, tensor)
         place, width = operand.place, operand.width
         expected = (width,) if place == "parameter" else (num_rows[place], width)
         if tensor.shape != expected:

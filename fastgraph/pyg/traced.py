@@ -230,9 +230,10 @@ def _plan(
     outcome = _outcome(module, form, message)
     if isinstance(outcome, Refusal):
         return outcome
-    refusal = REGISTRY.refusal("edge_program", device_type(edge_index), outcome.traced.dtype)
-    if refusal is not None:
-        return refusal
+    if outcome.traced.dtype is not message.dtype:
+        refusal = REGISTRY.refusal("edge_program", device_type(edge_index), outcome.traced.dtype)
+        if refusal is not None:
+            return refusal
     # Upstream's operations on sharded tensors cost as much more as the operator does.
     is_sharded = message.kept is None and is_defined_by(edge_index, *tensors.values())
     on_gpu = not edge_index.is_cpu
