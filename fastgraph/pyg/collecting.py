@@ -103,20 +103,15 @@ class Kept:
     own: int
 
     @classmethod
-    def of(
-        cls, module: MessagePassing, arguments: Mapping[str, Any], collected: Collected
-    ) -> Kept | None:
-        """How arguments were found; ``None`` if a tensor is none of them."""
+    def of(cls, module: MessagePassing, arguments: Mapping[str, Any], collected: Collected) -> Kept:
+        """How arguments were found."""
         own = int(module.flow == "source_to_target")
         taken, ends = [], []
-        for name, tensor in collected.tensors.items():
+        for name in collected.tensors:
             is_lifted = name[-2:] in ("_i", "_j")
             key = name[:-2] if is_lifted else name
-            value = arguments.get(key)
-            is_pair = isinstance(value, (tuple, list))
+            is_pair = isinstance(arguments[key], (tuple, list))
             end = own if name[-2:] == "_i" else 1 - own
-            if (value[end] if is_pair else value) is not tensor:  # a default
-                return None
             taken.append((name, key, end if is_pair else None))
         for name, _ in collected.described:
             if name in SPECIAL or name[-2:] not in ("_i", "_j"):

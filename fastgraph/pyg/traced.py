@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -69,7 +69,7 @@ _OVERRIDABLE = ("_index_select", "_check_input", "_set_size", "_lift", "_collect
 _METHODS = attrgetter("message", "update", "propagate", "aggregate", *_OVERRIDABLE)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Form:
     """The arguments that a class's methods take.
 
@@ -82,6 +82,7 @@ class _Form:
         updated: the arguments of ``update``, with their defaults.
         passed: the arguments of ``propagate``; ``None`` for any.
         refusal: why no call can be computed.
+        name: is equal to that of the same form with methods that were put back anew, alone.
     """
 
     message: Any
@@ -92,6 +93,7 @@ class _Form:
     updated: tuple[tuple[str, Any], ...]
     passed: frozenset[str] | None
     refusal: Refusal | None
+    name: object = field(default_factory=object)
 
 
 _FORMS: WeakKeyDictionary[type, _Form] = WeakKeyDictionary()
@@ -320,7 +322,7 @@ def _message(
     if aggregate.besides is nothing and not torch._C._is_any_autocast_enabled():
         kind = kind_of(edge_index, arguments)
     if kind is not None:
-        kind = form, reductions, module.flow, module.node_dim, torch.get_default_dtype(), kind
+        kind = form.name, reductions, module.flow, module.node_dim, torch.get_default_dtype(), kind
         known = _KINDS.get(kind)
         if known is not None and known.kept is not None:
             again = known.kept.collected(arguments)
