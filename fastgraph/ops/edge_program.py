@@ -121,7 +121,7 @@ def run_program(
     """:func:`edge_program` of operands in their order, with all channels in one dimension."""
     is_recorded = torch.is_grad_enabled() and True in [t.requires_grad for t in matrices]
     moments, text = _run_of(program, is_recorded)
-    out = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
+    out: Sequence[Tensor] = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
     if program.has_variances:
         return with_variances(moments, out)
     return out[: len(program.outputs)]  # without records

@@ -106,7 +106,8 @@ class Kept:
     def of(cls, module: MessagePassing, arguments: Mapping[str, Any], collected: Collected) -> Kept:
         """How arguments were found."""
         own = int(module.flow == "source_to_target")
-        taken, ends = [], []
+        taken: list[tuple[str, str, int | None]] = []
+        ends: list[tuple[int, str, int | None]] = []
         for name in collected.tensors:
             is_lifted = name[-2:] in ("_i", "_j")
             key = name[:-2] if is_lifted else name

@@ -172,9 +172,9 @@ def test_layers_are_what_they_are_upstream(name: str) -> None:
 
 def test_several_aggregations_are_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x, programs = Scaled(list(ALL)).double(), x64().requires_grad_(), []
-    lower = edge_programs.lower
+    made = edge_programs._made
     monkeypatch.setattr(
-        edge_programs, "lower", lambda program, **k: programs.append(program) or lower(program, **k)
+        edge_programs, "_made", lambda program, *r: programs.append(program) or made(program, *r)
     )
     with fastgraph.enabled(min_edges=0), torch.no_grad():
         layer(x, EDGES)
