@@ -2,9 +2,9 @@
 
     python benchmarks/program_calls.py BEFORE AFTER
 
-Each is a folder with a checkout of fastgraph and its compiled kernels. Its processes are started in
-turns, since the machine is shared; a time is the fastest twentieth of ten calls together, the
-better of all processes. ``propagate`` alone is measured. Some layers compute more around their
+Each is a folder with a checkout of fastgraph and its compiled kernels. Their processes take short
+turns, since the machine is shared; a time is the lower quartile of ten calls together, over all
+turns. ``propagate`` alone is measured. Some layers compute more around their
 programs by torch: GEN none, CG two linear maps, PNA its scalers. Results go to
 ``benchmarks/results/<date>-program-calls.json`` and ``.md``.
 """
@@ -36,47 +36,65 @@ PASSES = ("inference", "training forward", "training, both")
 @click.command(help=__doc__.split("\n\n")[0])
 @click.argument("before", type=click.Path(path_type=Path, exists=True), required=False)
 @click.argument("after", type=click.Path(path_type=Path, exists=True), required=False)
-@click.option("--turns", default=3, show_default=True, help="Processes of each checkout.")
-@click.option("--rounds", default=100, show_default=True, help="Of ten calls, in each process.")
+@click.option("--turns", default=40, show_default=True, help="Of each checkout.")
 @click.option("--name", default="program-calls", show_default=True, help="Of the results.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(
-    before: Path | None, after: Path | None, turns: int, rounds: int, name: str, out: Path
-) -> None:
+def main(before: Path | None, after: Path | None, turns: int, name: str, out: Path) -> None:
     if before is None or after is None:
-        print(json.dumps(measured(rounds)))
+        answer()
         return
     console = Console(stderr=True)
-    found: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
+    found: dict[str, dict[str, list[list[float]]]] = {"before": {}, "after": {}}
+    processes = {"before": _process(before), "after": _process(after)}
     for _ in track(range(turns), console=console):
-        for when, folder in (("before", before), ("after", after)):
-            for layer, times in _of(folder, rounds).items():
-                known = found[when].get(layer, times)
-                found[when][layer] = list(map(min, known, times))
+        for when, process in processes.items():
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            for layer, passes in json.loads(process.stdout.readline()).items():
+                known = found[when].setdefault(layer, [[] for _ in PASSES])
+                for all_times, times in zip(known, passes, strict=True):
+                    all_times += times
+    for process in processes.values():
+        process.communicate()
+    quartiles = {
+        when: {layer: [round(_quartile(p), 1) for p in passes] for layer, passes in layers.items()}
+        for when, layers in found.items()
+    }
     results = {
         "command": shlex.join(["python", "benchmarks/program_calls.py", "BEFORE", "AFTER"]),
         "machine": machine_facts(1),
         "nodes": NODES,
         "channels": CHANNELS,
         "turns": turns,
-        "rounds": rounds,
-        "microseconds": found,
+        "microseconds": quartiles,
     }
     publish(console, out, name, results, markdown(results))
 
 
-def _of(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """The times of a checkout, in a process of its own."""
-    command = [sys.executable, str(Path(__file__)), "--rounds", str(rounds)]
+def _process(folder: Path) -> subprocess.Popen[str]:
+    """A process of a checkout, which gives the times of a turn for each line."""
     paths = os.pathsep.join(map(str, (folder.resolve(), Path(__file__).parent)))
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, cwd="/")
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command = [sys.executable, str(Path(__file__).resolve())]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=env, text=True, cwd="/", **pipes)
 
 
-def measured(rounds: int) -> dict[str, list[float]]:
-    """Microseconds of a call for each layer and each of ``PASSES``."""
+def _quartile(times: list[float]) -> float:
+    return sorted(times)[len(times) // 4]
+
+
+def answer() -> None:
+    """Microseconds of calls for each layer and each of ``PASSES``, for each line that comes."""
+    steps = made()
+    for _ in sys.stdin:
+        found = {name: [_microseconds(step) for step in of] for name, of in steps.items()}
+        print(json.dumps(found), flush=True)
+
+
+def made() -> dict[str, list[Callable[[], Any]]]:
+    """The calls of each layer, by ``PASSES``."""
     import torch
     from torch import nn
     from torch_geometric import nn as pyg
@@ -101,11 +119,11 @@ def measured(rounds: int) -> dict[str, list[float]]:
     found = {}
     for name, layer in layers.items():
         x = torch.randn(NODES, CHANNELS, requires_grad=True)
-        found[name] = _times(layer, x, index, features.get(name, {}), rounds)
+        found[name] = _steps(layer, x, index, features.get(name, {}))
     return found
 
 
-def _times(layer: Any, x: Any, index: Any, features: dict[str, Any], rounds: int) -> list[float]:
+def _steps(layer: Any, x: Any, index: Any, features: dict[str, Any]) -> list[Callable[[], Any]]:
     import torch
 
     edges, arguments = _arguments(layer, x, index, features)
@@ -114,14 +132,17 @@ def _times(layer: Any, x: Any, index: Any, features: dict[str, Any], rounds: int
     unique = list({id(t): t for t in (*leaves, *layer.parameters())}.values())
     grad = torch.randn_like(layer.propagate(edges, **arguments))
 
-    def both() -> None:
-        out = layer.propagate(edges, **arguments)
-        torch.autograd.grad(out, unique, grad, allow_unused=True)
+    def forward() -> Any:
+        return layer.propagate(edges, **arguments)
 
-    forward = lambda: layer.propagate(edges, **arguments)  # noqa: E731
-    with torch.no_grad():
-        inference = _microseconds(forward, rounds)
-    return [inference, _microseconds(forward, rounds), _microseconds(both, rounds)]
+    def inference() -> None:
+        with torch.no_grad():
+            forward()
+
+    def both() -> None:
+        torch.autograd.grad(forward(), unique, grad, allow_unused=True)
+
+    return [inference, forward, both]
 
 
 def _arguments(layer: Any, x: Any, index: Any, features: dict[str, Any]) -> tuple[Any, Any]:
@@ -150,16 +171,15 @@ def _arguments(layer: Any, x: Any, index: Any, features: dict[str, Any]) -> tupl
     return taken["edges"], taken["arguments"]
 
 
-def _microseconds(step: Callable[[], Any], rounds: int) -> float:
-    for _ in range(2 * CALLS):
-        step()
+def _microseconds(step: Callable[[], Any]) -> list[float]:
+    step()
     found = []
-    for _ in range(rounds):
+    for _ in range(5):
         start = time.thread_time_ns()
         for _ in range(CALLS):
             step()
-        found.append(time.thread_time_ns() - start)
-    return round(sorted(found)[len(found) // 20] / CALLS / 1000, 1)
+        found.append((time.thread_time_ns() - start) / CALLS / 1000)
+    return found
 
 
 def markdown(results: dict[str, Any]) -> str:

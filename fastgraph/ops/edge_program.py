@@ -122,16 +122,17 @@ def run_program(
     is_recorded = torch.is_grad_enabled() and True in [t.requires_grad for t in matrices]
     moments, text = _run_of(program, is_recorded)
     out: Sequence[Tensor] = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
-    if program.has_variances:
-        return with_variances(moments, out)
-    return out[: len(program.outputs)]  # without records
+    if moments is None:
+        return out[: len(program.outputs)]  # without records
+    return with_variances(moments, out)
 
 
 @functools.lru_cache(maxsize=1024)
-def _run_of(program: Program, is_recorded: bool) -> tuple[Moments, str]:
-    """The text of a program that is run, and what is made of its outputs."""
+def _run_of(program: Program, is_recorded: bool) -> tuple[Moments | None, str]:
+    """The text of a program that is run, and what is made of its outputs unless they are its own."""
     moments = without_variances(program)
-    return moments, str(with_records(moments.program) if is_recorded else moments.program)
+    run = with_records(moments.program) if is_recorded else moments.program
+    return None if moments.program.outputs == program.outputs else moments, str(run)
 
 
 def matrix_of(operand: Operand, tensor: Tensor) -> Tensor:
