@@ -129,7 +129,7 @@ def run_program(
 
 @functools.lru_cache(maxsize=1024)
 def _run_of(program: Program, is_recorded: bool) -> tuple[Moments | None, str]:
-    """The text of a program that is run, and what is made of its outputs unless they are its own."""
+    """The text of a program that is run, and what is made of its outputs if they are others."""
     moments = without_variances(program)
     run = with_records(moments.program) if is_recorded else moments.program
     return None if moments.program.outputs == program.outputs else moments, str(run)

@@ -66,6 +66,15 @@ def test_each_operation(
     message.check(twice=True)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "max", "std"])
+def test_outputs_may_be_the_same_twice(reduction: str) -> None:
+    message = Message(Case("random", random_edges(9, 7, 40), 9, 7))
+    x = message.operand("gathered", 4)
+    for name in (reduction, "mean", reduction):
+        message.reduce(name, x)
+    message.check()
+
+
 @pytest.mark.parametrize("place", ["row", "gathered", "edge", "parameter"])
 def test_masks_have_no_gradient(place: str) -> None:
     """As what comparisons take has none: no program is made for a gradient that is zero."""
