@@ -1,4 +1,4 @@
-"""What a call of a layer by an edge program costs: processor time on a graph of a few edges.
+"""The cost of calls of layers by edge programs: processor time on a graph of a few edges.
 
     python benchmarks/program_calls.py BEFORE AFTER
 

@@ -282,7 +282,7 @@ def _plan(
 
 
 class _Message(NamedTuple):
-    """What calls of one kind have in common.
+    """The message of calls of one kind, with all that they have in common.
 
     Attributes:
         kept: how their arguments are found; ``None`` where that is looked at anew.
