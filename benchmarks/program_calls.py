@@ -146,7 +146,7 @@ def _steps(layer: Any, x: Any, index: Any, features: dict[str, Any]) -> list[Cal
 
 
 def _arguments(layer: Any, x: Any, index: Any, features: dict[str, Any]) -> tuple[Any, Any]:
-    """What a layer passes to ``propagate``, as leaves of autograd."""
+    """The arguments that a layer passes to ``propagate``, as leaves of autograd."""
     import torch
 
     taken: dict[str, Any] = {}
