@@ -10,7 +10,12 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from fastgraph.dgl.importing import fix_import, while_enabled, why_incomplete
+from fastgraph.dgl.importing import (
+    fix_import,
+    while_enabled,
+    why_incomplete,
+    why_no_graphbolt,
+)
 from fastgraph.plugins.hookspecs import hookimpl
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.route import Route
@@ -19,7 +24,7 @@ from fastgraph.upstream import LAYERS
 if TYPE_CHECKING:
     from fastgraph.dgl.framework import DGL
 
-__all__ = ["fix_import", "why_incomplete"]
+__all__ = ["fix_import", "why_incomplete", "why_no_graphbolt"]
 
 
 def _route(replaced: str, upstream: str, module: str) -> Route:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-_MASK = (1 << 64) - 1
+from fastgraph.sampling.random_seeds import mixed_seed
 
 
 class Batches:
@@ -43,7 +43,7 @@ class Batches:
             base_seed = worker.seed - worker.id
             batch = batch * worker.num_workers + worker.id
         self._count += 1
-        with _seeded(_mixed(base_seed, epoch, batch)):
+        with _seeded(mixed_seed(base_seed, epoch, batch)):
             return self._collate(data)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,17 +103,6 @@ def get_iterator(upstream: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return iterator
 
     return _get_iterator
-
-
-def _mixed(*numbers: int) -> int:
-    """A seed that depends on all numbers (the finalizer of SplitMix64 after each)."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Mini-batches of large graphs: neighbour sampling, walks, subgraphs, negatives, clusters.
+"""Mini-batches of large graphs: neighbour and layer sampling, walks, subgraphs, negatives, clusters.
 
 Functions on compressed columns ``(colptr, row)``: ``row[colptr[v]:colptr[v + 1]]`` are the nodes
 from which edges lead to node ``v``, and an edge is named by its place in ``row``. Random numbers
@@ -9,6 +9,7 @@ sample on any number of threads, in any process.
 from __future__ import annotations
 
 from fastgraph.sampling.clusters import cluster
+from fastgraph.sampling.layers import LayerSample, sample_layer
 from fastgraph.sampling.negatives import negative_sample
 from fastgraph.sampling.neighbors import (
     HeteroNeighborSample,
@@ -22,12 +23,14 @@ from fastgraph.sampling.walks import random_walk
 
 __all__ = [
     "HeteroNeighborSample",
+    "LayerSample",
     "NeighborSample",
     "cluster",
     "hetero_neighbor_sample",
     "negative_sample",
     "neighbor_sample",
     "random_walk",
+    "sample_layer",
     "subgraph",
     "unique_and_compact",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+_MASK = (1 << 64) - 1
+
 
 def chosen_seed(random_seed: int | None) -> int:
     """The seed that was given, or one of torch's generator.
@@ -19,3 +21,14 @@ def chosen_seed(random_seed: int | None) -> int:
     if not -(2**63) <= random_seed < 2**63:
         raise ValueError(f"random_seed must be in [-2^63, 2^63), got {random_seed}")
     return random_seed
+
+
+def mixed_seed(*numbers: int) -> int:
+    """A seed that depends on all numbers (the finalizer of SplitMix64 after each)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state

@@ -107,6 +107,7 @@ struct SampleDefect {
     kWeight,    // negative or not finite: relation, edge
     kTotal,     // of weights is not finite: relation, destination
     kTooLarge,  // a sample of 2^31 nodes or edges
+    kEdgeType,  // has no fanout: edge
   } kind = kNone;
   int64_t which = 0;
   int64_t position = 0;
@@ -125,6 +126,59 @@ struct Sample {
 
 template <typename Ptr, typename Index>
 SampleDefect sample_neighbors(const SampleRequest<Ptr, Index>& request, Sample<Ptr, Index>& sample);
+
+// Types of edges, integers of any size, which ascend among the edges of a node.
+struct EdgeTypes {
+  const void* memory = nullptr;
+  int64_t bytes = 0;
+
+  explicit operator bool() const { return memory != nullptr; }
+  int64_t operator[](int64_t e) const {
+    switch (bytes) {
+      case 1: return static_cast<const uint8_t*>(memory)[e];
+      case 2: return static_cast<const int16_t*>(memory)[e];
+      case 4: return static_cast<const int32_t*>(memory)[e];
+      default: return static_cast<const int64_t*>(memory)[e];
+    }
+  }
+  // Where, from an edge on, the next type begins.
+  int64_t end_of_type(int64_t begin, int64_t end) const {
+    const int64_t type = (*this)[begin++];
+    while (begin < end) {
+      const int64_t middle = begin + (end - begin) / 2;
+      if ((*this)[middle] > type) {
+        end = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    return begin;
+  }
+};
+
+template <typename Ptr, typename Index>
+struct LayerRequest {
+  Relation<Ptr, Index> relation;
+  const Index* seeds;
+  int64_t num_seeds;
+  const int64_t* fanouts;  // of types of edges, or one for all edges
+  int64_t num_types;
+  EdgeTypes edge_type;  // none if there is one fanout
+  bool replace;
+  bool by_layer;   // neighbours have one random number for all seeds
+  bool ascending;  // edges of a seed and a type ascend
+  uint64_t random_seed;
+};
+
+// Edges of the i-th seed are [colptr[i], colptr[i + 1]).
+template <typename Ptr, typename Index>
+struct Layer {
+  Buffer<Ptr> colptr, edge;
+  Buffer<Index> row;
+};
+
+template <typename Ptr, typename Index>
+SampleDefect sample_layer(const LayerRequest<Ptr, Index>& request, Layer<Ptr, Index>& layer);
 
 // A graph whose edges of node v are [rowptr[v], rowptr[v + 1]).
 template <typename Ptr, typename Index>

@@ -107,6 +107,9 @@ void throw_defect(const SampleDefect& defect, const SampleNames& names) {
     case SampleDefect::kTooLarge:
       TVM_FFI_THROW(ValueError) << "num_neighbors must give a sample of less than 2^31 nodes and "
                                 << "edges, got " << defect.value;
+    case SampleDefect::kEdgeType:
+      TVM_FFI_THROW(IndexError) << "edge_type holds " << defect.value << " at position "
+                                << defect.position << ", for which there is no fanout";
   }
 }
 
@@ -287,6 +290,77 @@ Adjacency<Ptr, Index> checked_adjacency(const Tensor& rowptr, const Tensor& col,
   return graph;
 }
 
+// For weights of a call's only type of edges.
+void check_weight(const OptionalTensor& weight, int64_t num_edges, const float*& narrow,
+                  const double*& wide) {
+  if (!weight.has_value()) return;
+  if (dtype_of(weight.value()) == DType::kFloat64) {
+    wide = checked<const double>(weight, {num_edges}, "edge_weight");
+  } else {
+    narrow = checked<const float>(weight, {num_edges}, "edge_weight");
+  }
+}
+
+EdgeTypes checked_types(const OptionalTensor& types, int64_t num_edges) {
+  if (!types.has_value()) return {};
+  const Tensor& tensor = types.value();
+  check_place(tensor, "edge_type");
+  check_shape(tensor, {num_edges}, "edge_type");
+  const auto code = tensor.dtype().code;
+  if ((code != kDLInt && code != kDLUInt) || (code == kDLUInt && tensor.dtype().bits != 8)) {
+    TVM_FFI_THROW(TypeError) << "edge_type must be of integers, got " << dtype_text(tensor);
+  }
+  if (!tensor.IsContiguous()) refuse_strides(tensor, "edge_type");
+  static const int64_t none = 0;  // memory of no edges may be null
+  const int64_t bytes = item_bytes(tensor, "edge_type");
+  return {num_edges ? tensor.data_ptr() : &none, bytes};
+}
+
+// Where the edges of each seed begin and end, their sources, and which edges these are.
+Tensors bind_sample_layer(Tensor colptr, Tensor row, Tensor seed, Tensor fanouts,
+                          OptionalTensor edge_type, OptionalTensor edge_weight, bool replace,
+                          bool by_layer, bool ascending, int64_t random_seed) {
+  return dispatch_graph(colptr, row, "colptr", "row", [&](auto ptr, auto index) {
+    using Ptr = decltype(ptr);
+    using Index = decltype(index);
+    const auto graph = checked_adjacency<Ptr, Index>(colptr, row, "colptr", "row");
+    LayerRequest<Ptr, Index> request{};
+    request.relation.colptr = graph.rowptr;
+    request.relation.row = graph.col;
+    request.relation.num_dst = graph.num_nodes;
+    request.relation.num_edges = graph.num_edges;
+    check_weight(edge_weight, graph.num_edges, request.relation.weight, request.relation.weight64);
+    request.seeds = checked_vector<Index>(seed, "seed");
+    request.num_seeds = seed.size(0);
+    request.fanouts = checked_vector<int64_t>(fanouts, "fanouts");
+    request.num_types = fanouts.size(0);
+    request.edge_type = checked_types(edge_type, graph.num_edges);
+    if (request.num_seeds > std::numeric_limits<int32_t>::max()) {
+      TVM_FFI_THROW(ValueError) << "seed must hold less than 2^31 nodes, got " << request.num_seeds;
+    }
+    if (!request.edge_type && request.num_types != 1) {
+      TVM_FFI_THROW(ValueError) << "fanouts must have one value where edges have no types, got "
+                                << request.num_types;
+    }
+    for (int64_t i = 0; i < request.num_types; ++i) {
+      if (request.fanouts[i] < -1 || request.fanouts[i] > std::numeric_limits<int32_t>::max()) {
+        TVM_FFI_THROW(ValueError) << "fanouts must be in [-1, 2^31), got " << request.fanouts[i];
+      }
+    }
+    request.replace = replace;
+    request.by_layer = by_layer;
+    request.ascending = ascending;
+    request.random_seed = static_cast<uint64_t>(random_seed);
+    Layer<Ptr, Index> layer;
+    throw_defect(sample_layer(request, layer), {"seed", "colptr", "row"});
+    Tensors out;
+    out.push_back(to_tensor(layer.colptr));
+    out.push_back(to_tensor(layer.row));
+    out.push_back(to_tensor(layer.edge));
+    return out;
+  });
+}
+
 void bind_random_walk(Tensor rowptr, Tensor col, Tensor seed, double p, double q,
                       int64_t random_seed, Tensor nodes, OptionalTensor edges) {
   check_ndim(nodes, 2, "nodes");
@@ -367,4 +441,5 @@ Tensors bind_unique_and_compact(Tensors ids) {
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(draw_negatives, fastgraph::bind_draw_negatives);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(random_walk, fastgraph::bind_random_walk);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(unique_and_compact, fastgraph::bind_unique_and_compact);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_layer, fastgraph::bind_sample_layer);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_neighbors, fastgraph::bind_sample_neighbors);
