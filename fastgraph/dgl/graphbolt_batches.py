@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 import torchdata.dataloader2.graph as graphs
+from dgl.graphbolt.dataloader import MultiprocessingWrapper
+from dgl.graphbolt.internal import calculate_range
+from dgl.graphbolt.item_sampler import ItemSampler
 from torchdata.datapipes.iter import IterDataPipe
 
 from fastgraph.dgl import graphbolt_randomness as randomness
@@ -63,8 +66,6 @@ def _places(sampler: Any) -> tuple[int, int]:
     worker_id, num_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
     if not sampler._use_indexing:  # every worker goes through all
         return 0, sampler._batch_size
-    from dgl.graphbolt.internal import calculate_range
-
     first, _, _ = calculate_range(
         *(sampler._distributed, len(sampler._item_set)),
         *(sampler._world_size, sampler._rank, num_workers, worker_id),
@@ -73,25 +74,25 @@ def _places(sampler: Any) -> tuple[int, int]:
     return first, sampler._batch_size
 
 
+class SeededWrapper(MultiprocessingWrapper):  # type: ignore[misc]
+    """DGL's ``MultiprocessingWrapper``, whose batches have random numbers of their own."""
+
+    def __init__(self, datapipe: Any, *args: Any, **kwargs: Any) -> None:
+        # `replace_dp` changes what comes before a pipe, so that there must be one.
+        datapipe = SampledBatches(datapipe)
+        graph = graphs.traverse_dps(datapipe)
+        for sampler in graphs.find_dps(graph, ItemSampler):
+            graph = graphs.replace_dp(graph, sampler, SeededItems(sampler))
+        super().__init__(datapipe, *args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Of the program's generator one number, however many torch draws for its workers.
+        self.dataloader.generator = torch.Generator().manual_seed(randomness.next_seed())
+        yield from self.dataloader
+
+
 def install(graphbolt: ModuleType) -> None:
     """Have GraphBolt's loader seed its batches, and its graphs be read from files that it wrote."""
     dataloader: Any = graphbolt.dataloader
-    upstream = dataloader.MultiprocessingWrapper
-
-    class MultiprocessingWrapper(upstream):  # type: ignore[misc]
-        __doc__ = upstream.__doc__
-
-        def __init__(self, datapipe: Any, *args: Any, **kwargs: Any) -> None:
-            # `replace_dp` changes what comes before a pipe, so that there must be one.
-            datapipe = SampledBatches(datapipe)
-            graph = graphs.traverse_dps(datapipe)
-            for sampler in graphs.find_dps(graph, graphbolt.ItemSampler):
-                graph = graphs.replace_dp(graph, sampler, SeededItems(sampler))
-            super().__init__(datapipe, *args, **kwargs)
-
-        def __iter__(self) -> Iterator[Any]:
-            self.dataloader.generator = randomness.generator()
-            yield from super().__iter__()
-
-    dataloader.MultiprocessingWrapper = MultiprocessingWrapper
+    dataloader.MultiprocessingWrapper = SeededWrapper
     torch.serialization.add_safe_globals([graphbolt.FusedCSCSamplingGraph, SamplingGraph])

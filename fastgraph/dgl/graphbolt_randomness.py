@@ -33,14 +33,9 @@ def set_seed(seed: int) -> None:
     _SEEDED[:] = [torch.Generator().manual_seed(seed)]
 
 
-def generator() -> torch.Generator | None:
-    """The generator from which seeds are drawn; ``None`` for torch's."""
-    return _SEEDED[0] if _SEEDED else None
-
-
 def next_seed() -> int:
     """The seed of the next sample."""
-    drawn_by = _OF_THREAD.batch or generator()
+    drawn_by = _OF_THREAD.batch or (_SEEDED[0] if _SEEDED else None)
     return int(torch.empty((), dtype=torch.int64).random_(generator=drawn_by))
 
 
