@@ -108,7 +108,7 @@ test-scatter: scatter-of-tests ## run the tests whose outcome depends on torch_s
 
 # DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
 # gets one beside .venv, with these sources and the packages of .venv behind its own. What DGL imports
-# is in .venv, but for pandas and what that needs. Ranks, random calls and graphs of every kind are for
+# is in .venv, but for pandas, torchdata, pydantic and what these need. Ranks, random calls and graphs of every kind are for
 # the newest: what the versions differ in is how a call says what it wants, not of which graph.
 DGL := 1.1.3 2.1.0
 newest_dgl = .venv-dgl-$(lastword $(DGL))
@@ -121,9 +121,10 @@ test-dgl-%: install
 	@test -x .venv-dgl-$*/bin/python || $(BIN)/python -m venv --without-pip .venv-dgl-$*
 	@$(BIN)/python -c 'import os, sys; print(os.getcwd(), *[p for p in sys.path if p.endswith("-packages")], sep="\n")' \
 	  >"$$(.venv-dgl-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
-	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null || \
-	  $(BIN)/pip --python .venv-dgl-$*/bin/python $(INSTALL) --no-deps --only-binary :all: \
-	    dgl==$* pandas python-dateutil six tzdata 2>.venv-dgl-$*/why; \
+	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl"), version("pydantic")' 2>/dev/null || \
+	  { $(BIN)/pip --python .venv-dgl-$*/bin/python $(INSTALL) --no-deps --only-binary :all: \
+	    dgl==$* pandas python-dateutil six tzdata "torchdata<0.10" && \
+	    $(BIN)/pip --python .venv-dgl-$*/bin/python $(INSTALL) --only-binary :all: pydantic; } 2>.venv-dgl-$*/why; \
 	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest --durations=25 $(PARALLEL) $(EXHAUSTIVE) tests/dgl $(call of_older_dgl,$*); \
 	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
 	fi

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastgraph import __version__
-from fastgraph.dgl import fix_import, why_incomplete
+from fastgraph.dgl import fix_import, why_incomplete, why_no_graphbolt
 from fastgraph.machine.processor import cpu_model
 from fastgraph.settings import Settings, variables
 
@@ -35,8 +35,9 @@ _PACKAGES = {
 
 _WITHOUT_GRAPHBOLT = (
     "`import dgl` fails alone; after fastgraph.enable() or fastgraph.dgl.fix_import(), and under "
-    "the runner, it succeeds, and only dgl.graphbolt cannot be used."
+    "the runner, it succeeds, and "
 )
+_BY_OURS = "dgl.graphbolt samples by fastgraph on the CPU."
 
 _SAMPLERS = {
     True: "Sampling for PyG: by {}; fastgraph.pyg.fix_sampling(even_beside_others=True) takes ours",
@@ -190,7 +191,10 @@ def print_info() -> None:
     console.print(_version_table())
     incomplete = attempt(why_incomplete)
     if isinstance(incomplete, str):
-        console.print(Text(f"{incomplete[0].upper()}{incomplete[1:]}: {_WITHOUT_GRAPHBOLT}\n"))
+        obstacle = attempt(why_no_graphbolt)
+        used = _BY_OURS if obstacle is None else f"only dgl.graphbolt cannot be used: {obstacle}."
+        said = f"{incomplete[0].upper()}{incomplete[1:]}: {_WITHOUT_GRAPHBOLT}{used}\n"
+        console.print(Text(said))
     samplers = attempt(_samplers)
     if not isinstance(samplers, Problem):  # or else there is no PyG
         console.print(Text(_SAMPLERS[bool(samplers)].format(" and ".join(samplers)) + ".\n"))

@@ -14,7 +14,6 @@ import torch
 
 from fastgraph.sampling.random_seeds import mixed_seed
 
-
 _SEEDED: list[torch.Generator] = []
 """The generator that the program has seeded, if it has."""
 

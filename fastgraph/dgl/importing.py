@@ -201,7 +201,9 @@ def _obstacle(folders: Sequence[str]) -> str | None:
     if missing:
         return f"GraphBolt needs {' and '.join(missing)}"
     data = find_spec("torchdata")
-    parts = [Path(place) / "datapipes" for place in (data and data.submodule_search_locations) or ()]
+    parts = [
+        Path(place) / "datapipes" for place in (data and data.submodule_search_locations) or ()
+    ]
     if not any(part.is_dir() for part in parts):
         return "GraphBolt needs torchdata.datapipes, which torchdata has before 0.10"
     return None

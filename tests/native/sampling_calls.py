@@ -183,4 +183,39 @@ def unique_and_compact(lib: Library, draw: Draw) -> Prepared:
     return {"ids": ids}, check_numbers
 
 
-SAMPLING_CALLS = (sample_neighbors, random_walk, draw_negatives, unique_and_compact)
+def sample_layer(lib: Library, draw: Draw) -> Prepared:
+    num_nodes, num_types = draw.number(1, draw.one_of(6, 200)), draw.number(1, 3)
+    graph = columns(draw, num_nodes, num_nodes, (draw.index_dtype(), draw.index_dtype()))
+    size = len(graph.row)
+    types = (graph.dst * num_types + draw.integers(0, num_types, size)).sort().values % num_types
+    weight = draw.integers(0, 3, size).to(draw.one_of(torch.float32, torch.float64))
+    fanouts = torch.tensor([draw.one_of(-1, 0, 1, 3, 40) for _ in range(num_types)])
+    seed = draw.integers(0, num_nodes, draw.number(0, 80)).to(graph.row.dtype)
+    call = {
+        "colptr": graph.colptr,
+        "row": graph.row,
+        "seed": seed,
+        "fanouts": fanouts,
+        "edge_type": types.to(draw.one_of(torch.uint8, torch.int64)) if num_types > 1 else None,
+        "edge_weight": draw.maybe(weight),
+        "replace": draw.flag(),
+        "by_layer": draw.flag(),
+        "ascending": draw.flag(),
+        "random_seed": draw.number(-(2**63), 2**63 - 1),
+    }
+
+    def check_layer(made: Any) -> None:
+        colptr, row, edge = made
+        assert_equal(row, graph.row[edge.long()])
+        assert_equal(graph.dst[edge.long()], seed.long().repeat_interleave(colptr.long().diff()))
+        if call["edge_weight"] is not None:
+            assert bool((weight[edge.long()] > 0).all())
+        for kind, fanout in enumerate(fanouts.tolist()):
+            drawn = graph.dst[edge.long()[types[edge.long()] == kind]]
+            most = torch.bincount(seed.long(), minlength=num_nodes) * max(fanout, 0)
+            assert fanout < 0 or bool((torch.bincount(drawn, minlength=num_nodes) <= most).all())
+
+    return call, check_layer
+
+
+SAMPLING_CALLS = (sample_layer, sample_neighbors, random_walk, draw_negatives, unique_and_compact)

@@ -246,4 +246,4 @@ def test_types_that_do_not_ascend_read_nothing_else() -> None:
         *(torch.tensor([0, 10_000]), row, torch.tensor([0]), [1, 1]),
         edge_type=torch.arange(10_000) % 2,
     )
-    assert 0 <= int(sample.edge.min()) and int(sample.edge.max()) < 10_000
+    assert set(sample.edge.tolist()) <= set(range(10_000))

@@ -70,8 +70,8 @@ void draw_layer_with_replacement(const Relation<Ptr, Index>& relation, EdgeRange
   struct Next {
     double number;  // divided by the weight
     int64_t edge;
-    int64_t times;  // that it was drawn before
-    double least;   // of the numbers that are left
+    int64_t times;                             // that it was drawn before
+    double least;                              // of the numbers that are left
     bool operator<(const Next& other) const {  // on top of a heap is the least number
       return std::pair(number, edge) > std::pair(other.number, other.edge);
     }

@@ -219,13 +219,9 @@ SampleDefect sample_layer(const LayerRequest<Ptr, Index>& request, Layer<Ptr, In
   return LayerSampler<Ptr, Index>(request, layer).run();
 }
 
-template SampleDefect sample_layer(const LayerRequest<int32_t, int32_t>&,
-                                   Layer<int32_t, int32_t>&);
-template SampleDefect sample_layer(const LayerRequest<int64_t, int64_t>&,
-                                   Layer<int64_t, int64_t>&);
-template SampleDefect sample_layer(const LayerRequest<int64_t, int32_t>&,
-                                   Layer<int64_t, int32_t>&);
-template SampleDefect sample_layer(const LayerRequest<int32_t, int64_t>&,
-                                   Layer<int32_t, int64_t>&);
+template SampleDefect sample_layer(const LayerRequest<int32_t, int32_t>&, Layer<int32_t, int32_t>&);
+template SampleDefect sample_layer(const LayerRequest<int64_t, int64_t>&, Layer<int64_t, int64_t>&);
+template SampleDefect sample_layer(const LayerRequest<int64_t, int32_t>&, Layer<int64_t, int32_t>&);
+template SampleDefect sample_layer(const LayerRequest<int32_t, int64_t>&, Layer<int32_t, int64_t>&);
 
 }  // namespace fastgraph
