@@ -4,8 +4,8 @@ From 2.1 on ``import dgl`` loads GraphBolt, DGL's newer loader of mini-batches, 
 is compiled for one torch version each; for those after its release there is none, and the import
 fails. There, and nowhere else, a finder has DGL's own ``dgl.graphbolt`` imported without the
 library, over operators of ours (:mod:`fastgraph.dgl.graphbolt_operators`). Where that cannot be, as
-it is another version of DGL or a package that GraphBolt imports is not installed, graphs, layers and
-message passing do without it: a stand-in in its place names what is missing once it is used.
+it is another version of DGL or a package that GraphBolt imports is not installed, graphs, layers
+and message passing do without it: a stand-in in its place names what is missing once it is used.
 
 ``import dgl.sparse``, which ``graph.adj()`` does, too, fails for want of another such library. In
 its place the finder puts :mod:`fastgraph.sparse`, which does the same.

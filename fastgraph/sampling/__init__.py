@@ -1,4 +1,4 @@
-"""Mini-batches of large graphs: neighbour and layer sampling, walks, subgraphs, negatives, clusters.
+"""Mini-batches of large graphs: neighbours, layers, walks, subgraphs, negatives, clusters.
 
 Functions on compressed columns ``(colptr, row)``: ``row[colptr[v]:colptr[v + 1]]`` are the nodes
 from which edges lead to node ``v``, and an edge is named by its place in ``row``. Random numbers

@@ -44,7 +44,7 @@ UNTRUSTED = {("count_tile_columns", "windows"), ("fill_tiles", "ptr")}
 UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "reductions")}
 UNTRUSTED |= {("sample_neighbors", name) for name in ("src_type", "dst_type", "num_nodes")}
 UNTRUSTED |= {("random_walk", name) for name in ("rowptr", "col", "seed")}
-UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "seed", "fanouts", "edge_type")}
+UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "row", "seed", "edge_type")}
 UNTRUSTED |= {("sample_layer", "edge_weight")}
 UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
 # Nor are tensors in lists of these.
