@@ -46,6 +46,7 @@ def fastgraph_routes() -> list[Route]:
         _route("graphs", "dgl", "structure"),
         _route("degrees", "dgl", "degrees"),
         _route("message passing", "dgl", "message_passing"),
+        _route("NeighborSampler", "dgl.dataloading", "neighbor_sampler"),
         _route("unrouted", "dgl.nn.pytorch", "unrouted"),
         *(_route(name, "dgl.nn.pytorch", file) for name, file, _ in layers if file is not None),
     ]

@@ -206,7 +206,7 @@ class SamplingGraph:
 
 @dataclass
 class _Columns:
-    """What is sampled."""
+    """Edges by destination, with their types and weights, of which some are drawn."""
 
     indptr: Tensor
     indices: Tensor

@@ -210,7 +210,7 @@ def _obstacle(folders: Sequence[str]) -> str | None:
 
 
 def _constant(path: Path, name: str) -> str | None:
-    """What a file assigns to a name, if it has a text for it."""
+    """The text that a file assigns to a name, if it does."""
     if not path.is_file():
         return None
     for statement in ast.parse(path.read_bytes()).body:

@@ -1,0 +1,171 @@
+"""Blocks of ``dgl.dataloading.NeighborSampler`` by our sampler, beside DGL's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastgraph
+from tests.dgl.graphs import dgl, graph
+from tests.graphs import random_edges
+from tests.sampling.test_layers import chi_square, limit
+
+from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler  # isort: skip
+
+NAME = "dgl.NeighborSampler"
+
+
+@pytest.fixture(autouse=True)
+def _enabled() -> Any:
+    with fastgraph.enabled():
+        fastgraph.status().reset()
+        yield
+
+
+def whole(dtype: torch.dtype = torch.int64) -> Any:
+    edges = torch.cat([random_edges(100, 100, 900), torch.stack([torch.arange(100)] * 2)], dim=1)
+    made = graph(edges[:, edges[1] != 7].to(dtype), 100)  # one node has no edges
+    made.ndata["x"] = torch.arange(100.0)
+    made.edata["w"] = torch.arange(float(made.num_edges()))
+    return made
+
+
+def check(g: Any, seeds: Tensor, fanouts: list[int], replace: bool, found: Any) -> None:
+    """Blocks hold edges of the graph, as many as they should, with its features."""
+    inputs, outputs, blocks = found
+    assert torch.equal(outputs, seeds) and torch.equal(inputs, blocks[0].srcdata[dgl.NID])
+    dst = seeds
+    for block, fanout in zip(reversed(blocks), reversed(fanouts), strict=True):
+        assert block.is_block and block.idtype == g.idtype
+        assert torch.equal(block.dstdata[dgl.NID], dst)
+        src = block.srcdata[dgl.NID]
+        assert torch.equal(src[: len(dst)], dst) and len(src.unique()) == len(src)
+        ids = block.edata[dgl.EID]
+        ends = g.find_edges(ids)
+        here = block.edges(order="eid")
+        assert torch.equal(src[here[0].long()], ends[0])
+        assert torch.equal(dst[here[1].long()], ends[1])
+        assert set(src.tolist()) == {*dst.tolist(), *ends[0].tolist()}
+        assert torch.equal(block.edata["w"], g.edata["w"][ids.long()])
+        assert torch.equal(block.srcdata["x"], g.ndata["x"][src.long()])
+        assert torch.equal(block.dstdata["x"], g.ndata["x"][dst.long()])
+        degrees = g.in_degrees(dst)
+        if replace and fanout >= 0:
+            expected = torch.where(degrees > 0, fanout, 0)
+        else:
+            expected = degrees if fanout < 0 else degrees.clamp(max=fanout)
+            assert len(ids.unique()) == len(ids)
+        assert torch.equal(block.in_degrees().long(), expected.long())
+        dst = src
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("formats", [("coo", "csr", "csc"), ("csc",)], ids=str)
+def test_blocks(dtype: torch.dtype, replace: bool, formats: tuple[str, ...]) -> None:
+    g = whole(dtype).formats(list(formats))
+    seeds = torch.tensor([99, 7, 0, 50], dtype=dtype)
+    fanouts = [0, 2, -1, 3]
+    sampler = NeighborSampler(fanouts, replace=replace)
+    found = sampler.sample_blocks(g, seeds)
+    check(g, seeds, fanouts, replace, found)
+    assert fastgraph.status().row(NAME).routed == 1
+    fastgraph.disable()
+    theirs = sampler.sample_blocks(g, seeds)
+    check(g, seeds, fanouts, replace, theirs)
+    for ours, block in zip(found[2], theirs[2], strict=True):
+        for kind in ("srcdata", "dstdata", "edata"):
+            assert set(getattr(ours, kind)) == set(getattr(block, kind))
+
+
+def test_all_neighbours() -> None:
+    g = whole()
+    seeds = torch.arange(40)
+    sampler = MultiLayerFullNeighborSampler(2)
+    ours = sampler.sample_blocks(g, seeds)[2]
+    check(g, seeds, [-1, -1], False, sampler.sample_blocks(g, seeds))
+    fastgraph.disable()
+    for a, b in zip(ours, sampler.sample_blocks(g, seeds)[2], strict=True):
+        assert sorted(a.edata[dgl.EID].tolist()) == sorted(b.edata[dgl.EID].tolist())
+
+
+def test_dgls_seed_repeats_them_on_any_number_of_threads() -> None:
+    g, sampler = whole(), NeighborSampler([3, 3])
+
+    def edges(threads: int) -> list[list[int]]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            dgl.seed(5)
+            drawn = [sampler.sample_blocks(g, torch.arange(60))[2] for _ in range(2)]
+        finally:
+            torch.set_num_threads(before)
+        return [block.edata[dgl.EID].tolist() for blocks in drawn for block in blocks]
+
+    first = edges(1)
+    assert first[:2] != first[2:]
+    assert all(edges(threads) == first for threads in (2, 4))
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    edges(1)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_inclusion_is_uniform() -> None:
+    g = graph(torch.stack([torch.arange(30), torch.zeros(30, dtype=torch.int64)]), 30)
+    counts = torch.zeros(30, dtype=torch.float64)
+    for _ in range(1500):
+        block = NeighborSampler([4]).sample_blocks(g, torch.tensor([0]))[2][0]
+        counts[block.edata[dgl.EID]] += 1
+    assert chi_square(counts, torch.full_like(counts, 200.0)) < limit(29)
+
+
+@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader(workers: int) -> None:
+    g = whole()
+    batches = DataLoader(
+        g, torch.arange(100), NeighborSampler([2, 3]), batch_size=30, num_workers=workers
+    )
+    found = list(batches)
+    assert len(found) == 4
+    for i, batch in enumerate(found):
+        check(g, torch.arange(100)[i * 30 : i * 30 + 30], [2, 3], False, batch)
+
+
+SEEDS = torch.arange(5)
+HETERO = {("a", "r", "b"): ([0, 1], [0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("options", "seeds", "excluded", "reason"),
+    [
+        ({"edge_dir": "out"}, SEEDS, None, "sampling of outgoing edges"),
+        ({"prob": "w"}, SEEDS, None, "by probabilities"),
+        ({}, SEEDS, SEEDS, "with edges excluded"),
+        ({}, {"_N": SEEDS}, None, "seeds is a dict"),
+        ({}, SEEDS[:0], None, "no seeds"),
+    ],
+)
+def test_what_is_left_to_dgl(options: Any, seeds: Any, excluded: Any, reason: str) -> None:
+    NeighborSampler([2], **options).sample_blocks(whole(), seeds, excluded)
+    row = fastgraph.status().row(NAME)
+    assert (row.routed, row.fell_back) == (0, 1)
+    assert reason in next(iter(row.reasons))
+
+
+def test_several_types_are_left_to_dgl() -> None:
+    g = dgl.heterograph(HETERO)
+    NeighborSampler([2]).sample_blocks(g, {"b": torch.tensor([0])})
+    assert "several types of nodes" in next(iter(fastgraph.status().row(NAME).reasons))
+
+
+@pytest.mark.parametrize("wrong", [100, -1])
+def test_seeds_that_are_no_nodes_are_named(wrong: int) -> None:
+    """DGL reads beyond its memory."""
+    with pytest.raises(IndexError, match=rf"seed_nodes must be in \[0, 100\), got {wrong}"):
+        NeighborSampler([2]).sample_blocks(whole(), torch.tensor([3, wrong]))
