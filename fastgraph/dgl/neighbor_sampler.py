@@ -1,8 +1,8 @@
 """``dgl.dataloading.NeighborSampler`` on homogeneous graphs: blocks of neighbours, by our sampler.
 
-DGL draws edges as a graph of all nodes, of which it makes a block. Here edges of the seeds are drawn
-in compressed columns, which are the block's. Seeds of random numbers come from DGL's generator, so
-that ``dgl.seed`` repeats blocks.
+DGL draws edges as a graph of all nodes, of which it makes a block. Here nodes of a block get their
+numbers as it is drawn. Seeds of random numbers come from DGL's generator, so that ``dgl.seed``
+repeats blocks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
+import torch
 from dgl import random, utils
 from dgl.dataloading.neighbor_sampler import NeighborSampler
 from dgl.heterograph import DGLBlock, DGLGraph
-from dgl.heterograph_index import create_unitgraph_from_csr
+from dgl.heterograph_index import create_unitgraph_from_coo
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure, structure_of
@@ -46,8 +47,8 @@ def plan(sampler: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Com
     fanouts = sampler.fanouts
     if any(isinstance(fanout, bool) or not isinstance(fanout, Integral) for fanout in fanouts):
         return Refusal("fanouts that are no integers")
-    if not all(-1 <= fanout < 2**31 for fanout in fanouts):
-        return Refusal("fanouts below -1")
+    if not all(-1 <= fanout < 2**31 and fanout != 0 for fanout in fanouts):
+        return Refusal("a fanout of 0, for which versions of DGL differ, or below -1")
     refusal = plain_tensor("seeds", seed_nodes)
     if refusal is not None:
         return refusal
@@ -89,11 +90,9 @@ def _blocks(
 
 def _block(g: Any, src: Tensor, dst: Tensor, colptr: Tensor, rows: Tensor, ids: Tensor) -> Any:
     """A block with the features of a graph, as ``dgl.to_block`` makes it."""
-    index = create_unitgraph_from_csr(
-        *(2, src.numel(), dst.numel()),
-        *(colptr.to(g.idtype), rows.to(g.idtype), src.new_empty(0)),
-        ["coo", "csr", "csc"],
-        transpose=True,
+    ends = torch.arange(dst.numel(), dtype=g.idtype).repeat_interleave(colptr.diff())
+    index = create_unitgraph_from_coo(
+        *(2, src.numel(), dst.numel(), rows.to(g.idtype), ends), ["coo", "csr", "csc"]
     )
     block = DGLBlock(index, (g.ntypes, g.ntypes), g.etypes)
     utils.set_new_frames(
