@@ -72,7 +72,8 @@ def _blocks(
     g: Any, structure: Structure, output_nodes: Tensor, fanouts: list[int], replace: bool
 ) -> tuple[Tensor, Tensor, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
-    index, blocks = structure.index, []
+    index = structure.index
+    blocks: list[Any] = []
     seeds, dst = output_nodes.to(index.dtype), output_nodes  # as DGL has numbers of nodes
     for fanout in reversed(fanouts):
         drawn = sample_layer(

@@ -45,7 +45,6 @@ UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "redu
 UNTRUSTED |= {("sample_neighbors", name) for name in ("src_type", "dst_type", "num_nodes")}
 UNTRUSTED |= {("random_walk", name) for name in ("rowptr", "col", "seed")}
 UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "row", "seed", "edge_type")}
-UNTRUSTED |= {("sample_layer", "edge_weight")}
 UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
 # Nor are tensors in lists of these.
 OF_LISTS = {"sample_neighbors", "unique_and_compact"}
