@@ -2,11 +2,13 @@
 
     FASTGRAPH_DATA=... PYTHONPATH=. python benchmarks/mini_batches.py [--name NAME]
 
-Two layers on samples of tolokers (1,024 seeds, fanouts 15 and 10), trained for epochs in turns: on
-whole samples, and with ``trim_to_layer``, which leaves out of each layer what later ones do not
-need. Processor and wall time of an epoch, sampling and gathering included. Besides, what sampling
-takes alone, and with gathering. Results go to ``benchmarks/results/<date>-<name>.json`` and
-``.md``.
+Layers on samples (1,024 seeds, fanouts 15 and 10) of tolokers, of wordnet, of a random graph of
+38,000 nodes with 5 edges each and of a heterogeneous graph, on whole samples, and with
+``trim_to_layer``, which leaves out of each layer what later ones do not need; and on batches of 128
+graphs of the size of molecules. Both sides train on the same batches in turns, so that what else
+the machine does meets both. Processor and wall time of a batch, sampling and gathering included.
+Besides, what sampling takes alone, and with gathering. Results go to
+``benchmarks/results/<date>-<name>.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -25,52 +27,12 @@ from rich.progress import track
 
 from measure.output import RESULTS, publish
 
-FANOUTS = [15, 10]
-BATCH = 1024
-MODELS = ("SAGE mean", "SAGE max", "GAT", "GATv2")
 
-
-def data() -> Any:
-    """Tolokers with features and classes that a layer can compute with."""
-    import torch
-    from torch_geometric.data import Data
-
-    from measure.graphs import load
-
-    graph = load("tolokers")
-    return Data(
-        x=torch.randn(graph.num_nodes, 128),
-        y=torch.randint(8, (graph.num_nodes,)),
-        edge_index=graph.edge_index,
-    )
-
-
-def model(name: str, channels: int = 128) -> Any:
-    """Two layers of one kind."""
-    from torch_geometric.nn import GAT, GraphSAGE
-
-    kind, _, aggregation = name.partition(" ")
-    if kind == "SAGE":
-        return GraphSAGE(128, channels, num_layers=2, out_channels=8, aggr=aggregation)
-    return GAT(128, channels, num_layers=2, out_channels=8, heads=4, v2=kind == "GATv2")
-
-
-def epoch(network: Any, batches: Any, trimmed: bool) -> None:
+def epoch(network: Any, batches: Any, loss: Callable[[Any, Any], Any]) -> None:
     """Train on all batches."""
-    import torch.nn.functional as F
-
     for batch in batches:
         network.zero_grad()
-        counts = (
-            {
-                "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
-                "num_sampled_edges_per_hop": batch.num_sampled_edges,
-            }
-            if trimmed
-            else {}
-        )
-        out = network(batch.x, batch.edge_index, **counts)[: batch.batch_size]
-        F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        loss(network, batch).backward()
 
 
 def timed(step: Callable[[], object]) -> tuple[float, float]:
@@ -87,56 +49,68 @@ def lower_quartile(values: list[tuple[float, float]]) -> tuple[float, float]:
     return cpu[len(cpu) // 4], wall[len(wall) // 4]
 
 
-def measured(graph: Any, name: str, trimmed: bool, rounds: int) -> dict[str, Any]:
-    """Seconds of an epoch of both sides."""
+def measured(
+    source: str, kind: str, loader: Any, way: tuple[str, Any], rounds: int, prefetch: bool
+) -> dict[str, Any]:
+    """Milliseconds of a batch of both sides."""
     import torch
-    from torch_geometric.loader import NeighborLoader
 
     import fastgraph
+    from measure.batches import model
 
     def side() -> tuple[float, float]:
         torch.manual_seed(0)
-        loader = NeighborLoader(graph, FANOUTS, batch_size=BATCH, shuffle=True)
-        network = model(name)
-        return timed(lambda: epoch(network, loader, trimmed))
+        network = model(kind, source, loader)
+        return timed(lambda: epoch(network, loader, way[1]))
 
+    settings = {"prefetch": True} if prefetch else {}
     plain, ours = [], []
     for number in range(rounds + 1):
         first = side()
-        with fastgraph.enabled():
+        with fastgraph.enabled(**settings):
             second = side()
         if number > 0:  # the first warms up
             plain.append(first)
             ours.append(second)
-    (plain_cpu, plain_wall), (our_cpu, our_wall) = lower_quartile(plain), lower_quartile(ours)
-    return {
-        "model": name,
-        "trimmed": trimmed,
-        "plain_cpu": plain_cpu,
-        "plain_wall": plain_wall,
-        "our_cpu": our_cpu,
-        "our_wall": our_wall,
-    }
+    found: dict[str, Any] = {"source": source, "model": kind, "way": way[0]}
+    for name, times in (("plain", plain), ("our", ours)):
+        cpu, wall = lower_quartile(times)
+        found[f"{name}_cpu"] = 1e3 * cpu / len(loader)
+        found[f"{name}_wall"] = 1e3 * wall / len(loader)
+    return found
 
 
-def alone(graph: Any, rounds: int) -> Iterator[dict[str, Any]]:
+def alone(loader: Any, rounds: int) -> Iterator[dict[str, Any]]:
     """Milliseconds that a batch takes without a model."""
-    import torch
-    from torch_geometric.loader import NeighborLoader
+    from torch_geometric.loader import NodeLoader
     from torch_geometric.sampler import NodeSamplerInput
 
-    loader = NeighborLoader(graph, FANOUTS, batch_size=BATCH, shuffle=True)
     sampler = loader.node_sampler
-    seeds = torch.randperm(graph.num_nodes).split(BATCH)[:-1]
+    seeds = loader.input_data.node.split(loader.batch_size)
     inputs = [NodeSamplerInput(input_id=None, node=seed) for seed in seeds]
-    steps: dict[str, tuple[Callable[[], object], int]] = {
-        "sampling": (lambda: [sampler.sample_from_nodes(i) for i in inputs], len(inputs)),
-        "sampling and gathering": (lambda: list(loader), len(loader)),
+    ours = NodeLoader.filter_fn
+
+    def as_pyg() -> None:
+        NodeLoader.filter_fn = ours.__wrapped__  # type: ignore[attr-defined]
+        try:
+            list(loader)
+        finally:
+            NodeLoader.filter_fn = ours  # type: ignore[method-assign]
+
+    steps: dict[str, Callable[[], object]] = {
+        "sampling": lambda: [sampler.sample_from_nodes(i) for i in inputs],
+        "sampling, and gathering as PyG does": as_pyg,
+        "sampling and gathering": lambda: list(loader),
     }
-    for name, (step, batches) in steps.items():
-        step()
-        cpu, wall = lower_quartile([timed(step) for _ in range(4 * rounds)])
-        yield {"step": name, "cpu_ms": 1e3 * cpu / batches, "wall_ms": 1e3 * wall / batches}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for number in range(4 * rounds + 1):
+        for name, step in steps.items():
+            found = timed(step)
+            if number > 0:
+                times[name].append(found)
+    for name, found_times in times.items():
+        cpu, wall = lower_quartile(found_times)
+        yield {"step": name, "cpu_ms": 1e3 * cpu / len(seeds), "wall_ms": 1e3 * wall / len(seeds)}
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -145,11 +119,12 @@ def markdown(results: dict[str, Any]) -> str:
 
     rows = [
         [
+            cell["source"],
             cell["model"],
-            "trimmed" if cell["trimmed"] else "whole",
-            *(f"{cell[key]:.2f}" for key in ("plain_cpu", "our_cpu")),
+            cell["way"],
+            *(f"{cell[key]:.1f}" for key in ("plain_cpu", "our_cpu")),
             f"{cell['plain_cpu'] / cell['our_cpu']:.2f}x",
-            *(f"{cell[key]:.2f}" for key in ("plain_wall", "our_wall")),
+            *(f"{cell[key]:.1f}" for key in ("plain_wall", "our_wall")),
             f"{cell['plain_wall'] / cell['our_wall']:.2f}x",
         ]
         for cell in results["cells"]
@@ -158,19 +133,19 @@ def markdown(results: dict[str, Any]) -> str:
         [cell["step"], f"{cell['cpu_ms']:.2f}", f"{cell['wall_ms']:.2f}"]
         for cell in results["alone"]
     ]
-    heading = ["model", "samples", "PyG, s", "ours, s", "", "PyG, wall", "ours, wall", ""]
+    heading = ["graph", "model", "samples", "PyG, ms", "ours, ms", ""]
     return "\n".join(
         [
             "# Mini-batches",
             "",
-            f"`{results['command']}`; seconds of an epoch on tolokers, of processor time and, in "
-            "the last columns, by the wall clock, which counts what other programs do, too. "
-            "Both sides have our sampler.",
+            f"`{results['command']}`; milliseconds of a batch, of processor time and, in the last "
+            "columns, by the wall clock, which counts what other programs do, too. Both sides have "
+            "our sampler.",
             "",
             *machine_lines(results["machine"]),
-            *table(heading, rows),
+            *table([*heading, "PyG, wall", "ours, wall", ""], rows),
             "",
-            "Milliseconds of a batch without a model:",
+            "Milliseconds of a batch of tolokers without a model:",
             "",
             *table(["", "processor", "wall"], of_batches),
         ]
@@ -182,26 +157,41 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--name", default="mini-batches", show_default=True, help="Of the results.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--rounds", default=5, show_default=True, help="Epochs of each side that count.")
-def main(out: Path, name: str, threads: int, rounds: int) -> None:
+@click.option("--batches", default=6, show_default=True, help="Of an epoch.")
+@click.option("--prefetch/--no-prefetch", default=False, help="On our side.")
+@click.option("--source", "sources", multiple=True, help="Only of these; by default all.")
+@click.option("--model", "models", multiple=True, help="Only these; by default all.")
+def main(
+    out: Path,
+    name: str,
+    threads: int,
+    rounds: int,
+    batches: int,
+    prefetch: bool,
+    sources: tuple[str, ...],
+    models: tuple[str, ...],
+) -> None:
     import torch
 
     from fastgraph.pyg import fix_sampling
+    from measure.batches import MODELS, SOURCES, loader_of, ways
     from measure.machine import machine_facts
 
     fix_sampling()
     torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    graph = data()
-    cells = [(kind, trimmed) for kind in MODELS for trimmed in (False, True)]
+    loaders = {source: loader_of(source, batches) for source in sources or SOURCES}
+    cells = [
+        (source, kind, loader, way)
+        for source, loader in loaders.items()
+        for kind in models or MODELS
+        for way in ways(source)
+    ]
     console = Console(stderr=True)
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/mini_batches.py", *sys.argv[1:]]),
         "machine": machine_facts(threads),
-        "alone": list(alone(graph, rounds)),
-        "cells": [
-            measured(graph, kind, trimmed, rounds)
-            for kind, trimmed in track(cells, console=console)
-        ],
+        "alone": list(alone(loaders["tolokers"], rounds)) if "tolokers" in loaders else [],
+        "cells": [measured(*cell, rounds, prefetch) for cell in track(cells, console=console)],
     }
     publish(console, out, name, results, markdown(results))
 

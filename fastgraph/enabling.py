@@ -30,6 +30,7 @@ def enable(
     min_edges: int | None = None,
     cache_bytes: int | None = None,
     measure: bool | None = None,
+    prefetch: bool | None = None,
     compare: bool | None = None,
 ) -> None:
     """Route layers of PyG and DGL through fastgraph in the whole process. Idempotent.
@@ -47,6 +48,8 @@ def enable(
         measure: on a GPU, time our kernel of sums and means and cuSPARSE's algorithms at the first
             product of each graph and width, and take the fastest; last bits may then differ from
             run to run.
+        prefetch: have a thread make the next batch of PyG's neighbour loaders while the program
+            computes on the last one; default: no.
         compare: run every call of a routed layer both ways and raise ``DivergenceError`` where our
             error exceeds upstream's own; several times as slow as upstream.
 
@@ -59,6 +62,7 @@ def enable(
         "min_edges": min_edges,
         "cache_bytes": cache_bytes,
         "measure": measure,
+        "prefetch": prefetch,
         "compare": compare,
     }
     chosen = settings.Settings.from_environment()
@@ -86,6 +90,7 @@ def enabled(
     min_edges: int | None = None,
     cache_bytes: int | None = None,
     measure: bool | None = None,
+    prefetch: bool | None = None,
     compare: bool | None = None,
 ) -> Iterator[None]:
     """:func:`enable` within a ``with`` block; the state before it comes back, however nested.
@@ -96,6 +101,7 @@ def enabled(
         min_edges: as for :func:`enable`.
         cache_bytes: as for :func:`enable`.
         measure: as for :func:`enable`.
+        prefetch: as for :func:`enable`.
         compare: as for :func:`enable`.
 
     Yields:
@@ -111,6 +117,7 @@ def enabled(
         min_edges=min_edges,
         cache_bytes=cache_bytes,
         measure=measure,
+        prefetch=prefetch,
         compare=compare,
     )
     try:

@@ -104,6 +104,10 @@ class Settings:
             that does not fit is sorted at every call.
         reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of large results on the CPU that is kept for
             the next ones when they are freed; 0 gives it back to the system at once.
+        prefetch: ``FASTGRAPH_PREFETCH``. Have a thread make the next batch of PyG's
+            ``NeighborLoader`` and ``LinkNeighborLoader`` while the program computes on the last
+            one, where a core is free. Batches are the same; features that a program changes
+            meanwhile are seen a batch later.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         measure: ``FASTGRAPH_MEASURE``. Where our CUDA kernels compute, time that of sums and means
@@ -149,6 +153,7 @@ class Settings:
         "FASTGRAPH_CACHE_BYTES", _parse_count, None, _is_count_or_none
     )
     reuse_bytes: int = _setting("FASTGRAPH_REUSE_BYTES", _parse_count, 1 << 30, _is_count)
+    prefetch: bool = _setting("FASTGRAPH_PREFETCH", _parse_bool, False, _is_flag)
     cpu_level: str | None = _setting(
         "FASTGRAPH_CPU_LEVEL",
         str,

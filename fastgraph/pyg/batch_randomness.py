@@ -8,6 +8,7 @@ batch it is. The program's own generator is as it was after each batch.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fastgraph.sampling.random_seeds import mixed_seed
+from fastgraph.sampling.random_seeds import drawn_from, mixed_seed
 
 
 class Batches:
@@ -43,7 +44,8 @@ class Batches:
             base_seed = worker.seed - worker.id
             batch = batch * worker.num_workers + worker.id
         self._count += 1
-        with _seeded(mixed_seed(base_seed, epoch, batch)):
+        seed = mixed_seed(base_seed, epoch, batch)
+        with drawn_from(_generator(seed)) if _THREAD.is_ahead else _seeded(seed):
             return self._collate(data)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,8 +84,15 @@ class _Epochs:
         yield from batches
 
 
-def get_iterator(upstream: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """In place of a loader's ``_get_iterator``: its batches have their own random numbers."""
+def get_iterator(
+    upstream: Callable[[Any], Any], prefetched: Callable[[Any, Any], Any]
+) -> Callable[[Any], Any]:
+    """In place of a loader's ``_get_iterator``: its batches have their own random numbers.
+
+    Args:
+        upstream: the method.
+        prefetched: gives a loader's iterator, or one that is ahead of the program.
+    """
 
     def _get_iterator(self: Any) -> Any:
         epoch = None
@@ -100,9 +109,33 @@ def get_iterator(upstream: Callable[[Any], Any]) -> Callable[[Any], Any]:
         batches.base_seed = inner._base_seed
         if epoch is not None:
             inner._index_sampler = _Epochs(inner._index_sampler, epoch)
-        return iterator
+        return prefetched(self, iterator)
 
     return _get_iterator
+
+
+class _Thread(threading.local):
+    is_ahead = False
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def in_a_thread() -> Iterator[None]:
+    """Within, batches are drawn without torch's generator, from which the program may draw.
+
+    That is for batches for which only :mod:`fastgraph.sampling` draws.
+    """
+    before, _THREAD.is_ahead = _THREAD.is_ahead, True
+    try:
+        yield
+    finally:
+        _THREAD.is_ahead = before
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 @contextmanager

@@ -26,8 +26,10 @@ from torch_geometric.sampler.utils import remap_keys
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg import sampling_functions as functions
 from fastgraph.pyg.adjacency import Adjacency
+from fastgraph.pyg.batch_filtering import numbering_edges_once
 from fastgraph.pyg.batch_randomness import get_iterator
 from fastgraph.pyg.hgt_sampling import hgt_sample
+from fastgraph.pyg.prefetching import prefetched
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 """Those of ``torch_geometric.typing`` that say whether there is a sampler."""
@@ -77,13 +79,15 @@ def install(patches: Patches) -> None:
             patches.replace(module, "SparseTensor", Adjacency)
 
     patches.replace(NeighborSampler, "_sample", _with_induced(NeighborSampler._sample))
+    for kind, name in ((loader.NodeLoader, "node_sampler"), (loader.LinkLoader, "link_sampler")):
+        patches.replace(kind, "filter_fn", numbering_edges_once(kind.filter_fn, name))
     for kind in (
         loader.node_loader.NodeLoader,
         loader.link_loader.LinkLoader,
         loader.ZipLoader,
         loader.ShaDowKHopSampler,
     ):
-        patches.replace(kind, "_get_iterator", get_iterator(kind._get_iterator))
+        patches.replace(kind, "_get_iterator", get_iterator(kind._get_iterator, prefetched))
 
 
 def _dict_forward(self: Any, x_dict: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import torch
 
 _MASK = (1 << 64) - 1
+
+
+class _Thread(threading.local):
+    generator: torch.Generator | None = None
+
+
+_THREAD = _Thread()
 
 
 def chosen_seed(random_seed: int | None) -> int:
@@ -15,7 +26,7 @@ def chosen_seed(random_seed: int | None) -> int:
         ValueError: It is not an int64.
     """
     if random_seed is None:
-        return int(torch.empty((), dtype=torch.int64).random_())
+        return int(torch.empty((), dtype=torch.int64).random_(generator=_THREAD.generator))
     if not isinstance(random_seed, int) or isinstance(random_seed, bool):
         raise TypeError(f"random_seed must be an int or None, got {random_seed!r}")
     if not -(2**63) <= random_seed < 2**63:
@@ -32,3 +43,13 @@ def mixed_seed(*numbers: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state
+
+
+@contextlib.contextmanager
+def drawn_from(generator: torch.Generator) -> Iterator[None]:
+    """Within, :func:`chosen_seed` draws from this generator in this thread, not from torch's."""
+    before, _THREAD.generator = _THREAD.generator, generator
+    try:
+        yield
+    finally:
+        _THREAD.generator = before

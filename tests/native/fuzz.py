@@ -35,7 +35,7 @@ from tests.native.drawing import (
 )
 
 # These take no tensor.
-NOT_CALLED = {"force_panels", "max_threads", "panel_channels", "run_serially"}
+NOT_CALLED = {"force_panels", "max_threads", "panel_channels", "run_serially", "use_threads"}
 Make = Callable[[Library, Draw], Prepared]
 # Nothing that these are given is trusted.
 BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}

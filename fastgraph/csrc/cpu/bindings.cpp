@@ -8,6 +8,7 @@
 #include "cpu/degrees.h"
 #include "cpu/indices.h"
 #include "cpu/panels.h"
+#include "cpu/threads.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 
@@ -124,6 +125,13 @@ bool bind_same_indices(Tensor a, Tensor b) {
                           checked_indices<decltype(of_b)>(b, size, "b"));
     });
   });
+}
+
+void bind_use_threads(int64_t count) {
+  if (count < 1 || count > std::numeric_limits<int32_t>::max()) {
+    TVM_FFI_THROW(ValueError) << "count must be in [1, 2^31), got " << count;
+  }
+  use_threads(static_cast<int>(count));
 }
 
 void bind_reverse_rows(Tensor rowptr, Tensor col, Tensor col_out) {
@@ -297,3 +305,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(panel_channels, fastgraph::bind_panel_channels);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(force_panels, fastgraph::force_panels);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_threads, fastgraph::bind_use_threads);

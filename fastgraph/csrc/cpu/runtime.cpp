@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "cpu/threads.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 
@@ -21,6 +22,8 @@ void run_serially() { serial.store(true, std::memory_order_relaxed); }
 bool forked() { return serial.load(std::memory_order_relaxed); }
 
 int max_threads() { return forked() ? 1 : omp_get_max_threads(); }
+
+void use_threads(int count) { omp_set_num_threads(count); }
 
 namespace {
 

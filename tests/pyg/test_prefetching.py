@@ -1,0 +1,206 @@
+"""Batches of PyG's loaders that a thread makes while the program computes on the last one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.typing
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+
+import fastgraph
+from fastgraph.pyg.prefetching import Prefetched, why_not
+
+pytestmark = pytest.mark.skipif(
+    torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
+    reason="PyG has a sampler",
+)
+
+
+@pytest.fixture(autouse=True)
+def _prefetch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    with fastgraph.enabled(prefetch=True):
+        yield
+
+
+def graph() -> Data:
+    generator = torch.Generator().manual_seed(7)
+    index = torch.randint(60, (2, 400), generator=generator)
+    return Data(
+        x=torch.arange(60.0).unsqueeze(1), edge_index=index, edge_attr=torch.arange(400), y=None
+    )
+
+
+def hetero() -> HeteroData:
+    data = HeteroData()
+    data["paper"].x = torch.arange(30.0)
+    data["author"].x = torch.arange(20.0)
+    generator = torch.Generator().manual_seed(3)
+    ends = [torch.randint(size, (150,), generator=generator) for size in (20, 30)]
+    data["author", "writes", "paper"].edge_index = torch.stack(ends)
+    data["paper", "by", "author"].edge_index = torch.stack(ends[::-1])
+    return data
+
+
+MAKERS: dict[str, Any] = {
+    "nodes": lambda: NeighborLoader(graph(), [3, 2], batch_size=7, shuffle=True),
+    "types": lambda: NeighborLoader(
+        hetero(), [3, 2], input_nodes="paper", batch_size=7, shuffle=True
+    ),
+    "links": lambda: LinkNeighborLoader(
+        graph(), [3, 2], edge_label_index=graph().edge_index, batch_size=64, shuffle=True
+    ),
+    "in order": lambda: NeighborLoader(graph(), [3], batch_size=7, drop_last=True),
+}
+
+
+def flat(batch: Any) -> list[Any]:
+    values = [value for store in batch.stores for value in store.values()]
+    return [value.tolist() if isinstance(value, Tensor) else value for value in values]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_batches_and_other_random_numbers_are_those_without(make: Any) -> None:
+    def epochs() -> list[Any]:
+        torch.manual_seed(0)
+        loader = make()
+        return [(flat(batch), torch.rand(3).tolist()) for _ in range(2) for batch in loader]
+
+    found = epochs()
+    assert isinstance(iter(make()), Prefetched)
+    with fastgraph.enabled(prefetch=False):
+        assert not isinstance(iter(make()), Prefetched)
+        assert found == epochs()
+
+
+def test_a_batch_is_made_while_the_program_has_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    monkeypatch.setattr(
+        NeighborLoader, "filter_fn", lambda self, out: made.append(threading.get_ident())
+    )
+    batches = iter(MAKERS["nodes"]())
+    next(batches)
+    until = time.monotonic() + 30
+    while len(made) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(made) == 2
+    assert made[0] == threading.get_ident() != made[1]
+    assert len(list(batches)) == 8
+    assert len(set(made)) == 2
+
+
+def test_batches_that_are_kept_stay_what_they_were() -> None:
+    kept = [(batch, flat(batch)) for batch in MAKERS["nodes"]()]
+    assert all(flat(batch) == was for batch, was in kept)
+
+
+def test_an_error_of_the_thread_is_that_of_the_batch() -> None:
+    data = graph()
+    loader = NeighborLoader(data, [3], input_nodes=torch.tensor([1, 2, 99, 4]), batch_size=1)
+    batches = iter(loader)
+    assert next(batches).n_id[0] == 1
+    assert next(batches).n_id[0] == 2
+    with pytest.raises(IndexError, match="holds node 99"):
+        next(batches)
+    assert next(batches).n_id[0] == 4
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_a_loop_that_is_left_leaves_no_thread() -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        for _batch in MAKERS["nodes"]():
+            break
+    until = time.monotonic() + 30
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_an_iterator_in_a_forked_process_is_an_error() -> None:
+    batches = iter(MAKERS["nodes"]())
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except RuntimeError as error:
+            os._exit(0 if "forked process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_batches_are_made_in_the_mode_of_the_program(mode: Any) -> None:
+    with mode():
+        batches = list(MAKERS["nodes"]())
+        assert {batch.x.is_inference() for batch in batches} == {torch.is_inference_mode_enabled()}
+
+
+def with_gradient() -> Data:
+    data = graph()
+    data.x.requires_grad_()
+    return data
+
+
+def with_object() -> Data:
+    data = graph()
+    data.what = object()
+    return data
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "transform": ("transform", lambda: {"transform": lambda batch: batch}),
+    "of a sample": ("transform", lambda: {"transform_sampler_output": lambda out: out}),
+    "workers": ("workers", lambda: {"num_workers": 1}),
+    "sampler": (
+        "sampler",
+        lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 60, 60)},
+    ),
+    "gradient": ("gradient", lambda: {"data": with_gradient()}),
+    "object": ("no tensor", lambda: {"data": with_object()}),
+    "pinned": ("pinned", lambda: {"pin_memory": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("reason", "options"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_may_be_otherwise_in_a_thread_is_not_prefetched(reason: str, options: Any) -> None:
+    loader = NeighborLoader(**{"data": graph(), "num_neighbors": [3], "batch_size": 9} | options())
+    assert reason in str(why_not(loader))
+    if loader.num_workers == 0:
+        assert not isinstance(iter(loader), Prefetched)
+
+
+def test_negative_samples_are_not_prefetched() -> None:
+    loader = LinkNeighborLoader(
+        graph(), [3], edge_label_index=graph().edge_index, neg_sampling="binary"
+    )
+    with pytest.warns(UserWarning, match="does not prefetch: negative samples"):
+        iter(loader)
+
+
+def test_without_a_core_that_is_free_nothing_is_prefetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert "leave no core" in str(why_not(MAKERS["nodes"]()))
+
+
+def test_without_the_setting_nothing_is_said() -> None:
+    with fastgraph.enabled(prefetch=False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = NeighborLoader(graph(), [3], batch_size=9, transform=lambda batch: batch)
+        assert not isinstance(iter(loader), Prefetched)
