@@ -77,6 +77,7 @@ def measured(
         cpu, wall = lower_quartile(times)
         found[f"{name}_cpu"] = 1e3 * cpu / len(loader)
         found[f"{name}_wall"] = 1e3 * wall / len(loader)
+    print(found, file=sys.stderr, flush=True)
     return found
 
 
@@ -174,7 +175,7 @@ def main(
     import torch
 
     from fastgraph.pyg import fix_sampling
-    from measure.batches import MODELS, SOURCES, loader_of, ways
+    from measure.batches import MODELS, SOURCES, can_train, loader_of, ways
     from measure.machine import machine_facts
 
     fix_sampling()
@@ -185,6 +186,7 @@ def main(
         for source, loader in loaders.items()
         for kind in models or MODELS
         for way in ways(source)
+        if can_train(kind, source)
     ]
     console = Console(stderr=True)
     results: dict[str, Any] = {

@@ -72,9 +72,9 @@ def neighbor_sample(
         edge_time=edge_time,
         seed_time=seed_time,
         edge_weight=edge_weight,
-        replace=replace,
-        directed=directed,
-        disjoint=disjoint,
+        replace=bool(replace),
+        directed=bool(directed),
+        disjoint=bool(disjoint),
         temporal_strategy=temporal_strategy,
         return_edge_id=return_edge_id,
     )
@@ -126,18 +126,26 @@ def hetero_neighbor_sample(
             return None
         return {name: values[edge_type] for name, edge_type in types.items()}
 
+    ends_of_types = {end for source, _, target in types.values() for end in (source, target)}
+
+    def of_types(values: Types | None) -> Types | None:
+        """Without types of nodes that no edge and no seed has."""
+        if values is None:
+            return None
+        return {k: v for k, v in values.items() if k in ends_of_types or k in seeds}
+
     sample = sampling.hetero_neighbor_sample(
         by_type(rowptr_dict) or {},
         by_type(col_dict) or {},
         seeds,
         by_type(num_neighbors_dict) or {},
-        node_time=node_time_dict,
+        node_time=of_types(node_time_dict),
         edge_time=by_type(edge_time_dict),
-        seed_time=seed_time_dict,
+        seed_time=_of_seeds(seed_time_dict, seeds),
         edge_weight=by_type(edge_weight_dict),
-        replace=replace,
-        directed=directed,
-        disjoint=disjoint,
+        replace=bool(replace),
+        directed=bool(directed),
+        disjoint=bool(disjoint),
         temporal_strategy=temporal_strategy,
         return_edge_id=return_edge_id,
     )
@@ -158,6 +166,10 @@ def hetero_neighbor_sample(
         counts,
         by_name(sample.num_sampled_edges),
     )
+
+
+def _of_seeds(values: Types | None, seeds: Types) -> Types | None:
+    return None if values is None else {k: v for k, v in values.items() if k in seeds}
 
 
 def _numbered(seeds: Types, disjoint: bool) -> dict[str, Tensor]:

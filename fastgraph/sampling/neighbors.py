@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastgraph.sampling.arguments import (
+    check_flags,
+    check_keys,
+    check_mappings,
+    check_relation,
+    check_weights,
+    checked_count,
+    fanouts,
+)
 from fastgraph.sampling.native_calls import (
     call_native,
     check_all_tensors,
@@ -118,12 +126,14 @@ def neighbor_sample(
     """
     check_tensors(colptr=colptr, row=row, seed=seed, node_time=node_time, edge_time=edge_time)
     check_tensors(seed_time=seed_time, edge_weight=edge_weight)
-    fanouts = _fanouts([num_neighbors])
+    check_flags(
+        replace=replace, directed=directed, disjoint=disjoint, return_edge_id=return_edge_id
+    )
     sampled = _sample(
         _Graph([colptr], [row], [0], [0], [None], [node_time], [edge_time], [edge_weight]),
         [seed],
         [seed_time],
-        fanouts,
+        fanouts([num_neighbors]),
         _Manner(replace, directed, disjoint, temporal_strategy, random_seed),
         {f"{name}[0]": name for name in _ARGUMENTS},
     )
@@ -184,17 +194,18 @@ def hetero_neighbor_sample(
 
     Raises:
         TypeError: See :func:`neighbor_sample`; errors name the argument and its type.
-        ValueError: See there; besides where a type has no entry that it needs, and where counts of
-            one type of nodes differ.
+        ValueError: See there; besides where a type has no entry that it needs, or one that the
+            graph has not has one, and where counts of one type of nodes differ.
         IndexError: See there.
     """
+    check_flags(
+        replace=replace, directed=directed, disjoint=disjoint, return_edge_id=return_edge_id
+    )
+    check_mappings(colptr=colptr, row=row, seed=seed, num_nodes=num_nodes, node_time=node_time)
+    check_mappings(edge_time=edge_time, seed_time=seed_time, edge_weight=edge_weight)
     relations = list(colptr)
     for relation in relations:
-        if not isinstance(relation, tuple) or len(relation) != 3:
-            raise TypeError(
-                "colptr must have triples of a source, a relation and a destination, "
-                f"got {relation!r}"
-            )
+        check_relation(relation)
     # Disjoint samples are numbered by these, so types with seeds come first.
     ends = chain.from_iterable((src, dst) for src, _, dst in relations)
     types = list(dict.fromkeys(chain(seed, ends)))
@@ -207,10 +218,18 @@ def hetero_neighbor_sample(
     for name, given in (("row", row), ("num_neighbors", num_neighbors)):
         if isinstance(given, Mapping) and (missing := [r for r in relations if r not in given]):
             raise ValueError(f"{name} must have every type of edges of colptr, lacks {missing}")
+    check_keys(types, "types of nodes", num_nodes=num_nodes, node_time=node_time)
+    check_keys(seed, "types of seeds", seed_time=seed_time)
+    check_keys(relations, "types of edges", row=row, num_neighbors=num_neighbors)
+    check_keys(relations, "types of edges", edge_time=edge_time, edge_weight=edge_weight)
+    counts = {
+        name: checked_count(f"num_nodes[{name!r}]", count)
+        for name, count in (num_nodes or {}).items()
+    }
     if isinstance(num_neighbors, Mapping):
-        fanouts = _fanouts([num_neighbors[r] for r in relations])
+        of_hops = fanouts([num_neighbors[r] for r in relations])
     else:
-        fanouts = _fanouts([num_neighbors] * len(relations))
+        of_hops = fanouts([num_neighbors] * len(relations))
     no_seeds = next(chain(seed.values(), row.values())).new_empty(0)
     sampled = _sample(
         _Graph(
@@ -218,14 +237,14 @@ def hetero_neighbor_sample(
             [row[r] for r in relations],
             [place[src] for src, _, _ in relations],
             [place[dst] for _, _, dst in relations],
-            [(num_nodes or {}).get(t) for t in types],
+            [counts.get(t) for t in types],
             [(node_time or {}).get(t) for t in types],
             [(edge_time or {}).get(r) for r in relations],
             [(edge_weight or {}).get(r) for r in relations],
         ),
         [seed.get(t, no_seeds) for t in types],
         [(seed_time or {}).get(t) for t in types],
-        fanouts,
+        of_hops,
         _Manner(replace, directed, disjoint, temporal_strategy, random_seed),
         _names_of_items(types, relations),
     )
@@ -234,7 +253,7 @@ def hetero_neighbor_sample(
     rows, cols, edges = (rest[i * of_relations : (i + 1) * of_relations] for i in range(3))
     batches = rest[3 * of_relations : -2]
     node_counts = sampled[-2].view(of_types, -1).tolist()
-    edge_counts = sampled[-1].view(of_relations, fanouts.shape[0]).tolist()
+    edge_counts = sampled[-1].view(of_relations, of_hops.shape[0]).tolist()
     return HeteroNeighborSample(
         dict(zip(relations, rows, strict=True)),
         dict(zip(relations, cols, strict=True)),
@@ -261,21 +280,6 @@ def _names_of_items(types: list[NodeType], relations: list[EdgeType]) -> dict[st
         for name in names
         for i, key in enumerate(keys)
     }
-
-
-def _fanouts(of_relations: Sequence[Sequence[Any]]) -> Tensor:
-    """Fanouts, ``[hops, relations]``."""
-    hops = {len(fanouts) for fanouts in of_relations}
-    if len(hops) > 1:
-        raise ValueError(f"num_neighbors must have as many hops everywhere, got {sorted(hops)}")
-    for fanout in chain.from_iterable(of_relations):
-        if isinstance(fanout, bool) or not isinstance(fanout, Integral):  # NumPy's, too
-            raise TypeError(f"num_neighbors must hold ints, got {fanout!r}")
-        if not -1 <= int(fanout) < 2**31:
-            raise ValueError(f"num_neighbors must be in [-1, 2^31), got {fanout}")
-    if not of_relations:
-        return torch.empty(0, 0, dtype=torch.int64)
-    return torch.tensor(of_relations, dtype=torch.int64).t().contiguous()
 
 
 class _Graph(NamedTuple):
@@ -305,7 +309,7 @@ def _sample(
     graph: _Graph,
     seed: list[Tensor],
     seed_time: list[Tensor | None],
-    fanouts: Tensor,
+    of_hops: Tensor,
     manner: _Manner,
     names: dict[str, str],
 ) -> list[Tensor]:
@@ -315,6 +319,8 @@ def _sample(
             f"temporal_strategy must be 'uniform' or 'last', got {manner.temporal_strategy!r}"
         )
     counts = [-1 if count is None else count for count in graph.num_nodes]
+    of_weights = [names[f"edge_weight[{i}]"] for i in range(len(graph.edge_weight))]
+    check_weights(graph.edge_weight, of_weights)
     with in_named_items(names):
         for type_, own in zip(graph.dst_type, graph.colptr, strict=True):
             if counts[type_] == -1:
@@ -325,7 +331,7 @@ def _sample(
             *(_numbers(values) for values in (graph.src_type, graph.dst_type, counts)),
             *(
                 [nodes.contiguous() for nodes in seed],
-                fanouts,
+                of_hops,
                 graph.node_time,
                 graph.edge_time,
                 seed_time,

@@ -95,7 +95,16 @@ WRONG = {
         ValueError,
         r"edge_weight must have shape \[5\]",
     ),
-    "weights as ints": ({"edge_weight": ROW}, TypeError, "edge_weight must be float32"),
+    "weights as ints": ({"edge_weight": ROW}, TypeError, "edge_weight must be float32 or float64"),
+    "weights of 16 bits": (
+        {"edge_weight": torch.ones(5).half()},
+        TypeError,
+        "edge_weight must be float32 or float64, got float16",
+    ),
+    "text for a flag": ({"replace": "no"}, TypeError, "replace must be a bool, got 'no'"),
+    "nothing for a flag": ({"disjoint": None}, TypeError, "disjoint must be a bool, got None"),
+    "one fanout alone": ({"num_neighbors": 2}, TypeError, "num_neighbors must hold a number for"),
+    "fanouts of text": ({"num_neighbors": "12"}, TypeError, "num_neighbors must hold ints"),
     "a weight below 0": (
         {"edge_weight": torch.tensor([1.0, -1, 1, 1, 1])},
         ValueError,
@@ -198,7 +207,49 @@ def test_the_first_fault_is_told_on_any_number_of_threads(threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("relation", ["abc", ("a", "b"), 3], ids=str)
+OTHER = ("x", "y", "z")
+WRONG_BY_TYPE = {
+    "nodes below 0": ({"num_nodes": {"a": -1}}, ValueError, r"num_nodes\['a'\] must be in \[0, 2\^63"),
+    "too many nodes": ({"num_nodes": {"a": 2**70}}, ValueError, r"num_nodes\['a'\] must be in"),
+    "half a node": ({"num_nodes": {"a": 2.5}}, TypeError, r"num_nodes\['a'\] must be an int, got"),
+    "a count that is true": ({"num_nodes": {"a": True}}, TypeError, "num_nodes.* must be an int"),
+    "counts in a list": ({"num_nodes": [3]}, TypeError, "num_nodes must be a mapping by type, got"),
+    "one seed": ({"seed": SEED}, TypeError, "seed must be a mapping by type, got Tensor"),
+    "another type of nodes": ({"num_nodes": {"b": 3}}, ValueError, r"num_nodes must have types"),
+    "times of others": ({"node_time": {"b": SEED}}, ValueError, r"node_time must .* got \['b'\]"),
+    "seed times of others": ({"seed_time": {"b": SEED}}, ValueError, "seed_time must have types"),
+    "rows of others": ({"row": {EDGE: ROW, OTHER: ROW}}, ValueError, "row must have types of edg"),
+    "fanouts of others": (
+        {"num_neighbors": {EDGE: [1], OTHER: [1]}},
+        ValueError,
+        "num_neighbors must have types of edges of the graph alone, got",
+    ),
+    "weights of others": ({"edge_weight": {OTHER: ROW}}, ValueError, "edge_weight must have types"),
+    "edge times of others": ({"edge_time": {OTHER: ROW}}, ValueError, "edge_time must have types"),
+    "weights of 16 bits": (
+        {"edge_weight": {EDGE: torch.ones(5).half()}},
+        TypeError,
+        r"edge_weight\[\('a', 'to', 'a'\)\] must be float32 or float64, got float16",
+    ),
+    "text for a flag": ({"replace": "no"}, TypeError, "replace must be a bool, got 'no'"),
+    "one fanout alone": ({"num_neighbors": {EDGE: 2}}, TypeError, "num_neighbors must hold a num"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_BY_TYPE)
+def test_hetero_neighbor_sample_refuses(wrong):
+    given, error, text = WRONG_BY_TYPE[wrong]
+    arguments = {
+        "colptr": {EDGE: COLPTR},
+        "row": {EDGE: ROW},
+        "seed": {"a": SEED},
+        "num_neighbors": [1],
+    }
+    with pytest.raises(error, match=text):
+        hetero_neighbor_sample(**arguments | given)
+
+
+@pytest.mark.parametrize("relation", ["abc", ("a", "b"), 3, (1, 2, 3)], ids=str)
 def test_types_of_edges_are_triples(relation):
     with pytest.raises(TypeError, match="colptr must have triples of a source, a relation and"):
         hetero_neighbor_sample({relation: COLPTR}, {relation: torch.tensor([0])}, {"a": SEED}, [1])
