@@ -72,12 +72,11 @@ def measured(
         if number > 0:  # the first warms up
             plain.append(first)
             ours.append(second)
-    found: dict[str, Any] = {"source": source, "model": kind, "way": way[0]}
+    found: dict[str, Any] = {"source": source, "model": kind, "way": way[0], "prefetch": prefetch}
     for name, times in (("plain", plain), ("our", ours)):
         cpu, wall = lower_quartile(times)
         found[f"{name}_cpu"] = 1e3 * cpu / len(loader)
         found[f"{name}_wall"] = 1e3 * wall / len(loader)
-    print(found, file=sys.stderr, flush=True)
     return found
 
 
@@ -122,7 +121,7 @@ def markdown(results: dict[str, Any]) -> str:
         [
             cell["source"],
             cell["model"],
-            cell["way"],
+            cell["way"] + (", prefetched" if cell["prefetch"] else ""),
             *(f"{cell[key]:.1f}" for key in ("plain_cpu", "our_cpu")),
             f"{cell['plain_cpu'] / cell['our_cpu']:.2f}x",
             *(f"{cell[key]:.1f}" for key in ("plain_wall", "our_wall")),
