@@ -53,9 +53,7 @@ def loader_of(name: str, num_batches: int) -> Any:
             edge_index=edge_index,
         )
         seeds = torch.randperm(num_nodes)[: BATCH * num_batches]
-    return NeighborLoader(
-        data, list(FANOUTS), input_nodes=seeds, batch_size=BATCH, shuffle=True
-    )
+    return NeighborLoader(data, list(FANOUTS), input_nodes=seeds, batch_size=BATCH, shuffle=True)
 
 
 def _hetero() -> HeteroData:

@@ -44,8 +44,7 @@ def check_relation(relation: object) -> None:
     is_triple = isinstance(relation, tuple) and len(relation) == 3
     if not is_triple or not all(isinstance(name, str) for name in relation):  # type: ignore[attr-defined]
         raise TypeError(
-            "colptr must have triples of a source, a relation and a destination, "
-            f"got {relation!r}"
+            f"colptr must have triples of a source, a relation and a destination, got {relation!r}"
         )
 
 
@@ -97,7 +96,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fanouts(of_relations: Sequence[Sequence[Any]]) -> Tensor:
+def fanouts(of_relations: Sequence[Any]) -> Tensor:
     """Fanouts, int64 ``[hops, relations]``.
 
     Raises:

@@ -102,9 +102,7 @@ class _Graphs(IterableDataset[Data]):
 def test_a_data_set_that_is_iterated_may_sample(workers: int) -> None:
     data = graph()
     torch.manual_seed(0)
-    loader = DataLoader(
-        _Graphs(NeighborLoader(data, [3])), batch_size=3, num_workers=workers
-    )
+    loader = DataLoader(_Graphs(NeighborLoader(data, [3])), batch_size=3, num_workers=workers)
     edges = set(zip(*data.edge_index.tolist(), strict=True))
     batches = list(loader)
     assert len(batches) == 2

@@ -209,7 +209,11 @@ def test_the_first_fault_is_told_on_any_number_of_threads(threads):
 
 OTHER = ("x", "y", "z")
 WRONG_BY_TYPE = {
-    "nodes below 0": ({"num_nodes": {"a": -1}}, ValueError, r"num_nodes\['a'\] must be in \[0, 2\^63"),
+    "nodes below 0": (
+        {"num_nodes": {"a": -1}},
+        ValueError,
+        r"num_nodes\['a'\] must be in \[0, 2\^63",
+    ),
     "too many nodes": ({"num_nodes": {"a": 2**70}}, ValueError, r"num_nodes\['a'\] must be in"),
     "half a node": ({"num_nodes": {"a": 2.5}}, TypeError, r"num_nodes\['a'\] must be an int, got"),
     "a count that is true": ({"num_nodes": {"a": True}}, TypeError, "num_nodes.* must be an int"),
