@@ -1,4 +1,4 @@
-"""What the loaders of PyG do to a sample before it is a batch, in less time."""
+"""Samples as batches of PyG: their edges get the numbers of the graph at once."""
 
 from __future__ import annotations
 
