@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -159,3 +160,17 @@ def test_data_loader_workers_run_kernels(best: Any) -> None:
     )
     for batch in loader:
         assert torch.equal(batch[0], expected)
+
+
+def test_a_thread_may_have_a_number_of_threads_of_its_own(lib: Any) -> None:
+    def count() -> int:
+        torch.get_num_threads()
+        lib.use_threads(3)
+        return int(lib.max_threads())
+
+    before = lib.max_threads()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(count).result() == 3
+    assert lib.max_threads() == before
+    with pytest.raises(ValueError, match=r"count must be in \[1, 2\^31\), got 0"):
+        lib.use_threads(0)

@@ -33,7 +33,7 @@ import fastgraph
 from fastgraph.pyg import sampling
 from fastgraph.pyg.hgt_sampling import _Budget, hgt_sample
 from fastgraph.pyg.sampling_functions import hetero_neighbor_sample
-from tests.pyg.sampling_oracle import hetero_sample
+from tests.sampling.oracle import hetero_sample
 
 pytestmark = pytest.mark.skipif(
     torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
