@@ -37,14 +37,12 @@ from fastgraph.pyg.state import module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import refuse, run_upstream, take
-from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.sizes import (
     EXTREMUM,
     SUM,
     TOO_SMALL,
     WEIGHTED_SUM,
     Least,
-    is_tiny,
     is_too_small,
 )
 from fastgraph.routing.status import THREAD, count_too_small, is_counted, leave
@@ -55,7 +53,7 @@ from fastgraph.upstream import label_of
 _OVERRIDDEN = Refusal("propagate is overridden")  # met at every call, made once
 _OTHER_MESSAGE = Refusal("its message is not a known one")
 
-_EXTREMA = tuple(cls for cls, reduce in REDUCTIONS.items() if reduce not in SUMS)
+_EXTREMA = frozenset(cls for cls, reduce in REDUCTIONS.items() if reduce not in SUMS)
 
 
 def install(patches: Patches) -> None:
@@ -135,8 +133,12 @@ def _routed(
     cls: type[MessagePassing], upstream: Callable[..., Tensor], *, generated: bool
 ) -> Callable[..., Tensor]:
     label = label_of(cls)
-    is_small: Any = _smallness(cls) if generated else None
-    is_known = known_message(cls) is not None
+    names: list[str] = []
+    is_small: Any = None
+    if generated:  # without a route there is another reason
+        names = list(inspect.signature(upstream).parameters)[2:]
+        is_small = _smallness(cls, names)
+    is_asked_here = generated
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -150,9 +152,8 @@ def _routed(
     ) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(module, edge_index, *args, **kwargs)
-        # Without a route there is another reason.
-        is_asked = is_small is not None and not is_seen_by_dynamo()
-        if is_asked and is_small(module, edge_index, kwargs):
+        values = [kwargs.get(name) for name in names] if is_asked_here else ()
+        if is_asked_here and not is_seen_by_dynamo() and is_small(module, edge_index, *values):
             counted = leave(label if type(module) is cls else label_of(type(module)), upstream)
             try:
                 return upstream(module, edge_index, *args, **kwargs)
@@ -167,17 +168,16 @@ def _routed(
         take(module)
         return aggregated(planned, is_private=False)
 
-    def left_if_tiny(module: MessagePassing, edge_index: object) -> list[object] | None:
+    def left_if_small(
+        module: MessagePassing, edge_index: object, *values: object
+    ) -> list[object] | None:
         if is_seen_by_dynamo():
             return None
         counted = THREAD.counted
         if counted and counted[-1] is module:
             counted.append(upstream)
             return counted
-        # What is traced may have another reason, until it was looked at.
-        if not is_tiny(edge_index) or not (is_known or last_outcome(module) is TOO_SMALL):
-            return None
-        if not SWITCH.active:
+        if not is_small(module, edge_index, *values) or not SWITCH.active:
             return None
         # Not the module, calls of which in there are counted one by one.
         return leave(label if type(module) is cls else label_of(type(module)), upstream)
@@ -187,8 +187,9 @@ def _routed(
 
     wrapper: Any = None
     if generated:
-        names = list(inspect.signature(upstream).parameters)[2:]
-        wrapper = wrapped(upstream, left_if_tiny, ("self", "edge_index"), by_position)
+        asked = "self", "edge_index", *names
+        wrapper = wrapped(upstream, left_if_small, asked, by_position)
+        is_asked_here = wrapper is None
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     wrapper = wrapper or functools.wraps(upstream)(propagate)
     wrapper._fastgraph_upstream = upstream
@@ -196,21 +197,30 @@ def _routed(
     return found
 
 
-def _smallness(
-    cls: type[MessagePassing],
-) -> Callable[[MessagePassing, Any, dict[str, Any]], bool]:
-    """The function of a layer, its graph and arguments that is true if there is too little.
+def _smallness(cls: type[MessagePassing], names: list[str]) -> Callable[..., bool]:
+    """The function of a layer, its graph and further arguments that is true if there is too little.
 
     It is asked of every call, and before all else.
-    """
-    if known_message(cls) is None:
-        return traced.is_small
 
-    def is_small(module: MessagePassing, edge_index: Any, arguments: dict[str, Any]) -> bool:
-        least = least_edges(module, arguments.get("edge_weight"))
-        return is_too_small(least, edge_index, arguments.get, "x")
+    Args:
+        cls: the layer's.
+        names: of the further arguments of its ``propagate``.
+    """
+    message = known_message(cls)
+    if message is None:
+        return traced.is_small
+    x = names.index("x") if "x" in names else None
+    weight = names.index(message.weight) if message.weight in names else None
+
+    def is_small(module: MessagePassing, edge_index: object, *values: object) -> bool:
+        least = least_edges(module, None if weight is None else values[weight])
+        return is_too_small(least, edge_index, _itself, None if x is None else values[x])
 
     return is_small
+
+
+def _itself(features: object) -> object:
+    return features
 
 
 def _left(
@@ -352,7 +362,7 @@ def _planned(
         return traced.plan(module, edge_index, kwargs)
     if type(module.aggr_module) not in REDUCTIONS:
         is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and traced.is_small(module, edge_index, kwargs):
+        if not is_compiling and traced.is_small(module, edge_index, *kwargs.values()):
             return TOO_SMALL
         return traced.plan(module, edge_index, kwargs)
     planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)

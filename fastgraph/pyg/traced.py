@@ -163,9 +163,12 @@ KNOWN = Outcomes()
 """Of the messages of layers."""
 
 
-def _kind_of(arguments: Mapping[str, Any]) -> Kind:
+def _kind_of(*arguments: Any) -> Kind:
     found: list[object] = []
-    for value in arguments.values():
+    for value in arguments:
+        if value is None:
+            found.append(None)
+            continue
         for part in value if type(value) is tuple else (value,):
             found.append(type(part))
             if isinstance(part, Tensor):
@@ -177,7 +180,7 @@ def _kind_of(arguments: Mapping[str, Any]) -> Kind:
 _TOO_LITTLE = SmallCalls()
 
 
-def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str, Any]) -> bool:
+def is_small(module: MessagePassing, edge_index: object, *arguments: object) -> bool:
     """True if a call has too little to compute, and so had the layer's last one.
 
     Then nothing else is looked at. Not to be asked while code is compiled.
@@ -189,7 +192,7 @@ def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str,
     return (
         type(edge_index) is Tensor
         and edge_index.is_cpu
-        and _TOO_LITTLE.cover(module, edge_index.numel() // 2, _kind_of, arguments)
+        and _TOO_LITTLE.cover(module, edge_index.numel() // 2, _kind_of, *arguments)
     )
 
 
@@ -241,7 +244,7 @@ def _plan(
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:
-            _TOO_LITTLE.add(module, num_edges, _kind_of(arguments))
+            _TOO_LITTLE.add(module, num_edges, _kind_of(*arguments.values()))
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")

@@ -17,7 +17,6 @@ from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.routing.sizes import is_tiny
 from fastgraph.routing.status import (
     THREAD,
     RouteRefusedError,
@@ -108,8 +107,8 @@ def replace_method(
             calls, counts a part itself, by :func:`take` or :func:`refuse`.
         is_small: of the layer and its positional and keyword arguments, true if the graph is too
             small to gain (:mod:`fastgraph.routing.sizes`); default: no graph is.
-        has_edge_index: whether a parameter is called ``edge_index``, and a tiny one is left to
-            upstream before anything else is asked.
+        has_edge_index: whether a parameter is called ``edge_index``, and ``is_small`` is asked
+            without a detour.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
@@ -122,7 +121,7 @@ def replace_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
-        if is_small is not None and is_small(self, args, kwargs):
+        if is_asked_here and is_small(self, args, kwargs):  # type: ignore[misc]
             counted = left(self)
             try:
                 return upstream(self, *args, **kwargs)
@@ -151,14 +150,16 @@ def replace_method(
         counted.append(module)
         return counted
 
-    def left_if_tiny(module: Any, edge_index: object) -> list[object] | None:
-        if is_seen_by_dynamo() or not is_tiny(edge_index) or not SWITCH.active:
+    def left_if_small(module: Any, *args: Any) -> list[object] | None:
+        if is_seen_by_dynamo() or not is_small(module, args, {}) or not SWITCH.active:  # type: ignore[misc]
             return None
         return left(module)
 
     wrapper = None
-    if has_edge_index and _have_same_parameters(plan, upstream):
-        wrapper = wrapped(upstream, left_if_tiny, ("self", "edge_index"), method)
+    if has_edge_index and is_small is not None and _have_same_parameters(plan, upstream):
+        asked = tuple(inspect.signature(upstream).parameters)
+        wrapper = wrapped(upstream, left_if_small, asked, method)
+    is_asked_here = is_small is not None and wrapper is None
     patches.replace(cls, name, wrapper or functools.wraps(upstream)(method))
 
 

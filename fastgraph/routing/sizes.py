@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, compiler, is_grad_enabled
 
 from fastgraph.plugins.refusal import Refusal
@@ -117,13 +118,14 @@ def is_too_small(
     if len(shape) != 2:
         return False
     rows, num_edges = shape
-    bound = least.bound()
-    if num_edges >= bound and (
-        num_edges >= least.narrow_edges * bound
-        or not _is_narrow(width(*arguments), num_edges, bound, least.wide)
-    ):
-        return False
-    return rows == 2 and current().min_edges is None and edge_index.is_cpu
+    if num_edges >= _TINY:
+        bound = least.training if is_grad_enabled() else least.inference
+        if num_edges >= bound and (
+            num_edges >= least.narrow_edges * bound
+            or not _is_narrow(width(*arguments), num_edges, bound, least.wide)
+        ):
+            return False
+    return rows == 2 and edge_index.is_cpu and current().min_edges is None
 
 
 def is_tiny(edge_index: object) -> bool:
@@ -300,20 +302,16 @@ def of_many(*_: object) -> None:
 
 
 def _is_narrow(features: object, num_edges: int, bound: int, wide: int) -> bool:
-    channels = features
-    if isinstance(features, (tuple, list)) and features:
-        channels = features[0]
+    channels = features[0] if isinstance(features, (tuple, list)) and features else features
     if isinstance(channels, Tensor):
-        channels = _channels(channels)
+        shape = channels.shape
+        channels = shape[1] if len(shape) == 2 else _channels(shape)
     if not isinstance(channels, int):
         return False
     return channels <= _NARROW or num_edges * channels < wide * bound
 
 
-def _channels(x: Tensor) -> int | None:
-    """The numbers of a node, which most features have in the longest dimension."""
-    shape = x.shape
-    if len(shape) == 2:
-        return shape[1]
+def _channels(shape: torch.Size) -> int | None:
+    """The numbers of a node, most of which are in the longest dimension."""
     longest = max(shape, default=0)
-    return x.numel() // longest if longest > 0 else None
+    return shape.numel() // longest if longest > 0 else None
