@@ -34,6 +34,7 @@ def fastgraph_routes() -> list[Route]:
     return [
         _route("propagate", "propagate"),
         _route("gcn_norm", "gcn_norm"),
+        _route("small layers", "small_layers"),
         _route("scripting", "scripting"),
         _route("scatter, segment and softmax", "groups"),
         _route("spmm", "spmm"),

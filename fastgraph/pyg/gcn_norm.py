@@ -15,11 +15,12 @@ import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.nn.conv import MessagePassing, gcn_conv
 
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
 from fastgraph.graphs.witness import Witness, witness_of
@@ -82,13 +83,34 @@ def _left_if_small(edge_index: Any) -> list[object] | None:
     """The calls under way, with this one, where remembering takes longer than computing."""
     if _is_seen_by_dynamo():
         return None
-    if not is_tiny(edge_index) and (
+    counted = THREAD.counted
+    layer = counted[-1] if counted else None
+    if isinstance(layer, MessagePassing):  # which was left to upstream, whatever is in it
+        if not is_tiny(edge_index) and _was_last(layer, edge_index):
+            return None
+    elif not is_tiny(edge_index) and (
         torch.compiler.is_compiling() or not is_too_small(WEIGHTED_SUM, edge_index, of_many)
     ):
         return None
-    counted = THREAD.counted
     counted.append(UPSTREAM)  # so that functions in it do not look for a route
     return counted
+
+
+_LAST: dict[int, ref[Tensor]] = {}
+"""By the ``id`` of a layer that is left to upstream, the graph of its last call."""
+
+_MOST_LAYERS = 256
+
+
+def _was_last(layer: object, edge_index: Tensor) -> bool:
+    """True if the last call of a layer was on this very graph, as the next ones will be."""
+    last = _LAST.get(id(layer))
+    if last is not None and last() is edge_index:
+        return True
+    if len(_LAST) >= _MOST_LAYERS:
+        _LAST.clear()  # there are layers among them that are gone
+    _LAST[id(layer)] = ref(edge_index)
+    return False
 
 
 _OPTIONS = frozenset((int, bool, str, type(None), torch.dtype))
