@@ -213,14 +213,15 @@ def _smallness(cls: type[MessagePassing], names: list[str]) -> Callable[..., boo
     weight = names.index(message.weight) if message.weight in names else None
 
     def is_small(module: MessagePassing, edge_index: object, *values: object) -> bool:
-        least = least_edges(module, None if weight is None else values[weight])
-        return is_too_small(least, edge_index, _itself, None if x is None else values[x])
+        return is_too_small(least, edge_index, features, module, values)
+
+    def least(module: MessagePassing, values: tuple[object, ...]) -> Least:
+        return least_edges(module, None if weight is None else values[weight])
+
+    def features(_: object, values: tuple[object, ...]) -> object:
+        return None if x is None else values[x]
 
     return is_small
-
-
-def _itself(features: object) -> object:
-    return features
 
 
 def _left(

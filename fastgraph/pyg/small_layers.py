@@ -69,8 +69,7 @@ def _asking(cls: Any, width: Width) -> Callable[..., Any] | None:
         # A subclass may have messages of its own.
         if is_seen_by_dynamo() or type(module) is not cls:
             return None
-        least = least_edges(module, x)
-        if not is_too_small(least, edge_index, width, module, x) or not SWITCH.active:
+        if not is_too_small(least_edges, edge_index, width, module, x) or not SWITCH.active:
             return None
         return leave(label, module)
 

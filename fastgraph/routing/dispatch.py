@@ -121,8 +121,8 @@ def replace_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
-        if is_asked_here and is_small(self, args, kwargs):  # type: ignore[misc]
-            counted = left(self)
+        counted = left_if_small(self, *args, **kwargs) if is_asked_here else None
+        if counted is not None:
             try:
                 return upstream(self, *args, **kwargs)
             finally:
@@ -142,18 +142,14 @@ def replace_method(
             take(self, name=label if type(self) is cls else None)
         return planned()
 
-    def left(module: Any) -> list[object]:
-        """The calls under way, with this one, which has been counted."""
+    def left_if_small(module: Any, *args: Any, **kwargs: Any) -> list[object] | None:
+        if is_seen_by_dynamo() or not is_small(module, args, kwargs) or not SWITCH.active:  # type: ignore[misc]
+            return None
         counted = THREAD.counted
         if not counted or counted[-1] is not module:
             return leave(label if type(module) is cls else label_of(type(module)), module)
-        counted.append(module)
+        counted.append(module)  # which has been counted
         return counted
-
-    def left_if_small(module: Any, *args: Any) -> list[object] | None:
-        if is_seen_by_dynamo() or not is_small(module, args, {}) or not SWITCH.active:  # type: ignore[misc]
-            return None
-        return left(module)
 
     wrapper = None
     if has_edge_index and is_small is not None and _have_same_parameters(plan, upstream):

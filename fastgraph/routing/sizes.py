@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, compiler, is_grad_enabled
+from torch import Tensor, is_grad_enabled
 
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.settings import current
@@ -73,29 +72,26 @@ def on_edge_index(
 ) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]:
     """:func:`is_too_small` of a layer and its positional and keyword arguments.
 
-    The second of them is ``edge_index``. It is false while code is compiled.
+    The second of them is ``edge_index``. Not to be asked while code is compiled.
 
     Args:
         least: how many edges there must be, or what tells it of these arguments.
         width: of the layer and its positional and keyword arguments gives what has as many
             channels as are aggregated, or their number; default: the argument ``x``.
     """
-    is_compiling = compiler.is_compiling
-    least_of = None if isinstance(least, Least) else least
-    constant = least if isinstance(least, Least) else SUM
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if is_compiling():
-            return False
         edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-        bound = constant if least_of is None else least_of(module, args, kwargs)
-        return is_too_small(bound, edge_index, width, module, args, kwargs)
+        return is_too_small(least, edge_index, width, module, args, kwargs)
 
     return is_small
 
 
 def is_too_small(
-    least: Least, edge_index: object, width: Callable[..., object], *arguments: object
+    least: Least | Callable[..., Least],
+    edge_index: object,
+    width: Callable[..., object],
+    *arguments: object,
 ) -> bool:
     """True if a call on these edges would take longer than upstream's.
 
@@ -106,11 +102,11 @@ def is_too_small(
     It is asked of every call, and first of all, as a call on a tiny graph takes 40 us in all.
 
     Args:
-        least: how many edges there must be.
+        least: how many edges there must be, or what tells it, asked only where that decides.
         edge_index: the caller's graph.
         width: gives the features that are aggregated, one tensor or a pair, or the number of
             their channels; ``None`` for many. It is asked only where that decides.
-        arguments: of ``width``.
+        arguments: of both.
     """
     if type(edge_index) is not Tensor:
         return False
@@ -119,12 +115,18 @@ def is_too_small(
         return False
     rows, num_edges = shape
     if num_edges >= _TINY:
-        bound = least.training if is_grad_enabled() else least.inference
-        if num_edges >= bound and (
-            num_edges >= least.narrow_edges * bound
-            or not _is_narrow(width(*arguments), num_edges, bound, least.wide)
-        ):
-            return False
+        found = least if type(least) is Least else least(*arguments)
+        bound = found.training if is_grad_enabled() else found.inference
+        if num_edges >= bound:
+            if num_edges >= found.narrow_edges * bound:
+                return False
+            features = width(*arguments)
+            if type(features) is not Tensor or len(shape := features.shape) != 2:
+                channels = _channels(features)
+            else:
+                channels = shape[1]
+            if channels > _NARROW and num_edges * channels >= found.wide * bound:
+                return False
     return rows == 2 and edge_index.is_cpu and current().min_edges is None
 
 
@@ -301,17 +303,15 @@ def of_many(*_: object) -> None:
     """Features with so many channels that their number does not matter."""
 
 
-def _is_narrow(features: object, num_edges: int, bound: int, wide: int) -> bool:
-    channels = features[0] if isinstance(features, (tuple, list)) and features else features
-    if isinstance(channels, Tensor):
-        shape = channels.shape
-        channels = shape[1] if len(shape) == 2 else _channels(shape)
-    if not isinstance(channels, int):
-        return False
-    return channels <= _NARROW or num_edges * channels < wide * bound
+def _channels(features: object) -> int:
+    """Those of features of any form, most of which have their nodes in the longest dimension."""
+    x = features[0] if isinstance(features, (tuple, list)) and features else features
+    if isinstance(x, Tensor):
+        shape = x.shape
+        longest = max(shape, default=0)
+        return shape[1] if len(shape) == 2 else shape.numel() // max(longest, 1) or _WIDEST
+    return x if isinstance(x, int) else _WIDEST
 
 
-def _channels(shape: torch.Size) -> int | None:
-    """The numbers of a node, most of which are in the longest dimension."""
-    longest = max(shape, default=0)
-    return shape.numel() // longest if longest > 0 else None
+_WIDEST = sys.maxsize
+"""The channels where nobody knows how many there are."""
