@@ -30,6 +30,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg import traced
 from fastgraph.pyg.aggregations import REDUCTIONS
+from fastgraph.pyg.direct import direct
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import LINEAR, project
@@ -188,7 +189,8 @@ def _routed(
     wrapper: Any = None
     if generated:
         asked = "self", "edge_index", *names
-        wrapper = wrapped(upstream, left_if_small, asked, by_position)
+        shorter = direct(cls, upstream, names)
+        wrapper = wrapped(upstream, left_if_small, asked, by_position, shorter=shorter)
         is_asked_here = wrapper is None
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     wrapper = wrapper or functools.wraps(upstream)(propagate)
