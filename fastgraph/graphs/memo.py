@@ -103,8 +103,13 @@ class _Entry:
 class _Noted(NamedTuple):
     key: tuple[object, ...]
     value: Any
-    storage: StorageWeakRef
+    storages: tuple[StorageWeakRef, ...]
     witness: Witness | None
+
+
+def _are_freed(storages: tuple[StorageWeakRef, ...]) -> bool:
+    """True if one of them is."""
+    return any([storage.expired() for storage in storages])
 
 
 _MOST_NOTED = 64
@@ -123,7 +128,7 @@ class Memo:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[object, ...], _Entry] = {}
-        self._noted: dict[tuple[object, ...], StorageWeakRef] = {}
+        self._noted: dict[tuple[object, ...], tuple[StorageWeakRef, ...]] = {}
         self._latest: _Noted | None = None
         self._captured: dict[int, Any] = {}
         self._nbytes: Counter[int] = Counter()  # by device
@@ -201,49 +206,53 @@ class Memo:
             self._remove_excess(device)
 
     def note(
-        self, key: tuple[object, ...], value: Any, tensor: Tensor, witness: Witness | None
+        self,
+        key: tuple[object, ...],
+        value: Any,
+        tensors: Sequence[Tensor],
+        witness: Witness | None,
     ) -> None:
-        """Take down the first use of a tensor on the CPU, and keep what was made of it for a while.
+        """Take down the first use of tensors on the CPU, and keep what was made of them for a while.
 
         That takes a third of the time of :meth:`put`. Only the latest value is kept, which serves
         several layers that use the same graph one after the other.
 
         Args:
-            key: made of the :func:`tensor_key` of the tensor.
-            value: as for :meth:`put`.
-            tensor: what it was made of.
-            witness: of its content; ``None`` where nobody looks at it.
+            key: made of the :func:`tensor_key` of the tensors.
+            value: as for :meth:`put`; ``None`` where it is not to be kept.
+            tensors: what it was made of.
+            witness: of their content; ``None`` where nobody looks at it.
         """
         noted = self._noted
         if len(noted) >= _MOST_NOTED:
-            for known, storage in list(noted.items()):
-                if storage.expired():
+            for known, storages in list(noted.items()):
+                if _are_freed(storages):
                     noted.pop(known, None)
             if len(noted) >= _MOST_NOTED:
                 noted.clear()
-        noted[key] = storage = StorageWeakRef(tensor.untyped_storage())
-        has_room = self._nbytes[-1] + value.nbytes <= _bound(-1)
-        self._latest = _Noted(key, value, storage, witness) if has_room else None
+        noted[key] = storages = tuple([StorageWeakRef(t.untyped_storage()) for t in tensors])
+        has_room = value is not None and self._nbytes[-1] + value.nbytes <= _bound(-1)
+        self._latest = _Noted(key, value, storages, witness) if has_room else None
 
-    def noted(self, key: tuple[object, ...], tensor: Tensor) -> tuple[bool, Any | None]:
+    def noted(self, key: tuple[object, ...], *tensors: Tensor) -> tuple[bool, Any | None]:
         """True if a use was taken down, and the value if it is there and the content the same.
 
         It is for the caller to :meth:`put` the value now.
 
         Args:
             key: as for :meth:`note`.
-            tensor: the same.
+            tensors: the same.
         """
-        storage, latest = self._noted.get(key), self._latest
-        if storage is None or storage.expired():
-            if latest is not None and latest.storage.expired():
+        storages, latest = self._noted.get(key), self._latest
+        if storages is None or _are_freed(storages):
+            if latest is not None and _are_freed(latest.storages):
                 self._latest = None  # so that what is computed now finds its memory, in caches yet
             return False, None
         self._noted.pop(key, None)
-        if latest is None or latest.key != key or latest.storage.expired():
+        if latest is None or latest.key != key or _are_freed(latest.storages):
             return True, None
         self._latest = None
-        is_same = latest.witness is None or latest.witness.confirms([tensor])
+        is_same = latest.witness is None or latest.witness.confirms(tensors)
         return True, latest.value if is_same else None
 
     def forget(self, key: tuple[object, ...]) -> bool:
@@ -266,7 +275,9 @@ class Memo:
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
         latest = self._latest
-        if latest is not None and (latest.storage.expired() or latest.value.nbytes > _bound(-1)):
+        if latest is not None and (
+            _are_freed(latest.storages) or latest.value.nbytes > _bound(-1)
+        ):
             self._latest = None
         with self._lock:
             self._remove_freed()

@@ -3,7 +3,8 @@
 PyG's layers normalise anew at every forward unless ``cached=True``. The result depends only on the
 arguments, so upstream's own result is kept for as long as the caller's tensors live unchanged. Its
 ``edge_index`` is then the same tensor at every call, and the operators find its sorted graph. The
-first use of a plain graph is noted only, since a graph of a mini-batch may have no second one.
+first use of a plain graph is noted only, since a graph of a mini-batch may have no second one, and
+weights may be computed anew for each call.
 
 Only layers get what is remembered: users who call ``gcn_norm`` may change what it returns.
 """
@@ -23,7 +24,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing, gcn_conv
 
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
-from fastgraph.graphs.witness import Witness, witness_of
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.sizes import WEIGHTED_SUM, is_tiny, is_too_small, of_many
@@ -139,12 +139,12 @@ def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: 
     known: _Normalised | None = MEMO.get(key, *inputs)
     if known is not None and known.intact and not learned:
         return known.given_back(edge_index)
-    may_wait = known is None and edge_weight is None and inputs[0] is edge_index
+    may_wait = known is None and inputs[0] is edge_index
     is_first = False
     if may_wait and edge_index.is_cpu and edge_index.dim() == 2:
-        is_used, noted = MEMO.noted(key, edge_index)
-        if noted is not None and noted.intact:
-            MEMO.put(key, noted, edge_index)
+        is_used, noted = MEMO.noted(key, *inputs)
+        if noted is not None and noted.intact and not learned:
+            MEMO.put(key, noted, *inputs)
             return noted.given_back(edge_index)
         is_first = not is_used
     index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
@@ -156,8 +156,10 @@ def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: 
     kept = (own,) if learned else (own, weight)
     tensors = tuple(t for part in kept for t in _plain_parts(part) or ())
     if tensors and is_first:
-        witness = _witness(edge_index, index, args)
-        MEMO.note(key, _Normalised.of(kept, tensors), edge_index, witness)
+        value = None
+        if edge_weight is None and _begins_with(index, edge_index, args):
+            value = _Normalised.of(kept, tensors)
+        MEMO.note(key, value, inputs, _Beginning(index) if current().check_cache else None)
     elif tensors:
         MEMO.put(key, _Normalised.of(kept, tensors), *inputs)
     return index, weight
@@ -177,14 +179,13 @@ class _Beginning:
         return torch.equal(self._index[:, : edge_index.shape[1]], edge_index)
 
 
-def _witness(edge_index: Tensor, index: Tensor, args: tuple[Any, ...]) -> Witness | None:
-    """A witness of a graph's content, which costs nothing now if no self-loop was left out."""
-    if not current().check_cache:
-        return None
+def _begins_with(index: Tensor, edge_index: Tensor, args: tuple[Any, ...]) -> bool:
+    """True if a normalised graph is the caller's with a self-loop for each node behind its edges.
+
+    Then it tells at no cost whether the caller's is what it was, else a checksum would have to.
+    """
     is_whole = index is not edge_index and type(args[0] if args else None) is int
-    if is_whole and index.shape[1] == edge_index.shape[1] + args[0]:
-        return _Beginning(index)
-    return witness_of([edge_index], may_raise=False)
+    return is_whole and index.shape[1] == edge_index.shape[1] + int(args[0])
 
 
 gcn_norm = (
