@@ -28,7 +28,7 @@ from fastgraph.pyg.modules import project
 from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import GCN, on_edge_index
+from fastgraph.routing.sizes import GCN, WEIGHTED_GCN, Least, on_edge_index
 
 
 def install(patches: Patches) -> None:
@@ -39,9 +39,14 @@ def install(patches: Patches) -> None:
         "forward",
         plan,
         decided=False,
-        is_small=on_edge_index(GCN, _width),
+        is_small=on_edge_index(_least, _width),
         has_edge_index=True,
     )
+
+
+def _least(_: GCNConv, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Least:
+    is_weighted = (args[2] if len(args) > 2 else kwargs.get("edge_weight")) is not None
+    return WEIGHTED_GCN if is_weighted else GCN
 
 
 def _width(module: GCNConv, *_: object) -> object:

@@ -147,7 +147,12 @@ def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: 
             MEMO.put(key, noted, *inputs)
             return noted.given_back(edge_index)
         is_first = not is_used
-    index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+    counted = THREAD.counted
+    counted.append(UPSTREAM)  # so that functions in it do not look for a route
+    try:
+        index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+    finally:
+        counted.pop()
     if learned and known is not None and known.intact:
         return known.result[0], weight
     if torch.is_inference_mode_enabled():

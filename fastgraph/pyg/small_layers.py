@@ -6,15 +6,20 @@ the layer asks once for all of them, and nothing in it asks again.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.nn import conv
 
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.propagate import least_edges
-from fastgraph.routing.sizes import is_too_small
+from fastgraph.pyg.traced import kind_of
+from fastgraph.routing.programs import last_outcome
+from fastgraph.routing.sizes import TOO_SMALL, is_too_small
+from fastgraph.routing.small_calls import SmallCalls
 from fastgraph.routing.status import leave
 from fastgraph.routing.switch import SWITCH
 from fastgraph.routing.wrappers import wrapped
@@ -50,6 +55,12 @@ _WIDTHS: dict[str, Width] = {
 }
 """By layer, what has as many channels as its messages, or their number. All have weights."""
 
+_TRACED = ("EGConv", "FAConv")
+"""Layers that normalise and pass traced messages once, of which a first call tells the size."""
+
+_TOO_LITTLE = SmallCalls()
+"""The calls of those, as a whole."""
+
 
 def install(patches: Patches) -> None:
     """Replace the ``forward`` of these layers."""
@@ -58,6 +69,10 @@ def install(patches: Patches) -> None:
         wrapper = None if cls is None else _asking(cls, width)
         if wrapper is not None:
             patches.replace(cls, "forward", wrapper)
+    for name in _TRACED:
+        cls = vars(conv).get(name)
+        if cls is not None and "edge_index" in inspect.signature(cls.forward).parameters:
+            patches.replace(cls, "forward", _learning(cls) or cls.forward)
 
 
 def _asking(cls: Any, width: Width) -> Callable[..., Any] | None:
@@ -74,3 +89,36 @@ def _asking(cls: Any, width: Width) -> Callable[..., Any] | None:
         return leave(label, module)
 
     return wrapped(upstream, left_if_small, ("self", "x", "edge_index"), upstream)
+
+
+def _learning(cls: Any) -> Callable[..., Any] | None:
+    """The same of a layer that is left where its message was too small in a call like this one."""
+    label, upstream = label_of(cls), cls.forward
+    at = list(inspect.signature(upstream).parameters).index("edge_index") - 1
+    is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
+
+    def kind(*values: Any) -> tuple[object, ...]:
+        return kind_of(*values[:at], *values[at + 1 :])
+
+    def left_if_small(module: Any, *values: Any) -> list[object] | None:
+        edge_index = values[at]
+        if is_seen_by_dynamo() or type(edge_index) is not Tensor or not edge_index.is_cpu:
+            return None
+        num_edges = edge_index.numel() // 2
+        if not _TOO_LITTLE.cover(module, num_edges, kind, *values) or not SWITCH.active:
+            return None
+        return leave(label if type(module) is cls else label_of(type(module)), module)
+
+    def forward(module: Any, *values: Any) -> Any:
+        out = upstream(module, *values)
+        edge_index = values[at]
+        if is_seen_by_dynamo() or type(edge_index) is not Tensor or not edge_index.is_cpu:
+            return out
+        if last_outcome(module) is TOO_SMALL:
+            _TOO_LITTLE.add(module, edge_index.numel() // 2, kind(*values))
+        return out
+
+    parameters = inspect.signature(upstream).parameters.values()
+    if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return None
+    return wrapped(upstream, left_if_small, tuple(p.name for p in parameters), forward)

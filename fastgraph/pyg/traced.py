@@ -163,7 +163,8 @@ KNOWN = Outcomes()
 """Of the messages of layers."""
 
 
-def _kind_of(*arguments: Any) -> Kind:
+def kind_of(*arguments: Any) -> Kind:
+    """What calls share which have as much to compute for an edge: shapes and dtypes."""
     found: list[object] = []
     for value in arguments:
         if value is None:
@@ -192,7 +193,7 @@ def is_small(module: MessagePassing, edge_index: object, *arguments: object) -> 
     return (
         type(edge_index) is Tensor
         and edge_index.is_cpu
-        and _TOO_LITTLE.cover(module, edge_index.numel() // 2, _kind_of, *arguments)
+        and _TOO_LITTLE.cover(module, edge_index.numel() // 2, kind_of, *arguments)
     )
 
 
@@ -244,7 +245,7 @@ def _plan(
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:
-            _TOO_LITTLE.add(module, num_edges, _kind_of(*arguments.values()))
+            _TOO_LITTLE.add(module, num_edges, kind_of(*arguments.values()))
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")

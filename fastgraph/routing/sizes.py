@@ -42,9 +42,10 @@ class Least(NamedTuple):
 
 SUM = Least(inference=10_000, training=6500, wide=32, narrow_edges=32)
 # Upstream multiplies by weights in a pass of its own.
-WEIGHTED_SUM = Least(inference=6500, training=3000, wide=16, narrow_edges=32)
+WEIGHTED_SUM = Least(inference=6500, training=3000, wide=24, narrow_edges=32)
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
+WEIGHTED_GCN = Least(inference=3000, training=2000, wide=32)
 ATTENTION = Least(inference=2000, training=4000)
 PROGRAM = Least(inference=3000, training=3000)  # and values of messages, see `Work`
 NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000)
