@@ -79,14 +79,14 @@ def install(patches: Patches) -> None:
             patches.replace(module, "gcn_norm", gcn_norm)
 
 
-def _left_if_small(edge_index: Any) -> list[object] | None:
+def _left_if_small(edge_index: Any, edge_weight: Any) -> list[object] | None:
     """The calls under way, with this one, where remembering takes longer than computing."""
     if _is_seen_by_dynamo():
         return None
     counted = THREAD.counted
     layer = counted[-1] if counted else None
     if isinstance(layer, MessagePassing):  # which was left to upstream, whatever is in it
-        if not is_tiny(edge_index) and _was_last(layer, edge_index):
+        if not is_tiny(edge_index) and _were_last(layer, edge_index, edge_weight):
             return None
     elif not is_tiny(edge_index) and (
         torch.compiler.is_compiling() or not is_too_small(WEIGHTED_SUM, edge_index, of_many)
@@ -96,20 +96,23 @@ def _left_if_small(edge_index: Any) -> list[object] | None:
     return counted
 
 
-_LAST: dict[int, ref[Tensor]] = {}
-"""By the ``id`` of a layer that is left to upstream, the graph of its last call."""
+_LAST: dict[int, tuple[ref[Tensor], ref[Any] | None]] = {}
+"""By the ``id`` of a layer that is left to upstream, the edges and weights of its last call."""
 
 _MOST_LAYERS = 256
 
 
-def _was_last(layer: object, edge_index: Tensor) -> bool:
-    """True if the last call of a layer was on this very graph, as the next ones will be."""
+def _were_last(layer: object, edge_index: Tensor, edge_weight: Any) -> bool:
+    """True if the last call of a layer was on these very tensors, as the next ones will be."""
     last = _LAST.get(id(layer))
-    if last is not None and last() is edge_index:
-        return True
+    if last is not None and last[0]() is edge_index:
+        weight = last[1]
+        if (None if weight is None else weight()) is edge_weight:
+            return True
     if len(_LAST) >= _MOST_LAYERS:
         _LAST.clear()  # there are layers among them that are gone
-    _LAST[id(layer)] = ref(edge_index)
+    is_weighted = isinstance(edge_weight, Tensor)  # or anything that a user gives
+    _LAST[id(layer)] = ref(edge_index), ref(edge_weight) if is_weighted else None
     return False
 
 
@@ -194,7 +197,7 @@ def _begins_with(index: Tensor, edge_index: Tensor, args: tuple[Any, ...]) -> bo
 
 
 gcn_norm = (
-    wrapped(UPSTREAM, _left_if_small, ("edge_index",), _remembered) if IS_PYGS else None
+    wrapped(UPSTREAM, _left_if_small, ("edge_index", "edge_weight"), _remembered) if IS_PYGS else None
 ) or functools.wraps(UPSTREAM)(_remembered)
 """Upstream's function; its result is the same tensors while the arguments live unchanged."""
 

@@ -188,7 +188,7 @@ def test_layers_that_normalise_before_they_propagate() -> None:
     expected = conv(x, index)
     with fastgraph.enabled():
         assert torch.equal(conv(x, index), expected)
-    assert counts() == [(0, 2, {TOO_SMALL.reason: 2})]
+    assert counts() == [(0, 1, {TOO_SMALL.reason: 1})]  # as a whole
 
 
 _CALLED: dict[str, Callable[[], MessagePassing]] = {
@@ -221,7 +221,8 @@ def test_a_small_call_reaches_upstream_by_few_functions(layer: str) -> None:
     with fastgraph.enabled():
         ours = functions_called()
     assert counts() == [(0, 2, {TOO_SMALL.reason: 2})]
-    assert ours - plain <= 6
+    # What is known answers the questions that upstream asks.
+    assert ours - plain <= (0 if layer == "SimpleConv" else 6)
 
 
 def test_a_layer_with_too_little_to_compute_is_not_planned_again(
