@@ -109,7 +109,7 @@ class _Noted(NamedTuple):
 
 def _are_freed(storages: tuple[StorageWeakRef, ...]) -> bool:
     """True if one of them is."""
-    return any([storage.expired() for storage in storages])
+    return any(storage.expired() for storage in storages)
 
 
 _MOST_NOTED = 64
@@ -212,7 +212,7 @@ class Memo:
         tensors: Sequence[Tensor],
         witness: Witness | None,
     ) -> None:
-        """Take down the first use of tensors on the CPU, and keep what was made of them for a while.
+        """Take down a first use of tensors on the CPU, and keep what was made of them for a while.
 
         That takes a third of the time of :meth:`put`. Only the latest value is kept, which serves
         several layers that use the same graph one after the other.
@@ -275,9 +275,7 @@ class Memo:
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
         latest = self._latest
-        if latest is not None and (
-            _are_freed(latest.storages) or latest.value.nbytes > _bound(-1)
-        ):
+        if latest is not None and (_are_freed(latest.storages) or latest.value.nbytes > _bound(-1)):
             self._latest = None
         with self._lock:
             self._remove_freed()

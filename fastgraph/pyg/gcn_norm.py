@@ -197,7 +197,9 @@ def _begins_with(index: Tensor, edge_index: Tensor, args: tuple[Any, ...]) -> bo
 
 
 gcn_norm = (
-    wrapped(UPSTREAM, _left_if_small, ("edge_index", "edge_weight"), _remembered) if IS_PYGS else None
+    wrapped(UPSTREAM, _left_if_small, ("edge_index", "edge_weight"), _remembered)
+    if IS_PYGS
+    else None
 ) or functools.wraps(UPSTREAM)(_remembered)
 """Upstream's function; its result is the same tensors while the arguments live unchanged."""
 

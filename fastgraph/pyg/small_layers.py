@@ -1,7 +1,7 @@
 """Layers that normalise or pass messages several times: left to upstream as a whole where small.
 
-Each part of such a layer is left to upstream by itself if it is too small. On a graph where all are,
-the layer asks once for all of them, and nothing in it asks again.
+Each part of such a layer is left to upstream by itself if it is too small. On a graph where all of
+them are, the layer asks once, and nothing in it asks again.
 """
 
 from __future__ import annotations

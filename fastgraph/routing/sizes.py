@@ -116,7 +116,7 @@ def is_too_small(
         return False
     rows, num_edges = shape
     if num_edges >= _TINY:
-        found = least if type(least) is Least else least(*arguments)
+        found = least if isinstance(least, Least) else least(*arguments)
         bound = found.training if is_grad_enabled() else found.inference
         if num_edges >= bound:
             if num_edges >= found.narrow_edges * bound:
