@@ -310,7 +310,9 @@ def _channels(features: object) -> int:
     if isinstance(x, Tensor):
         shape = x.shape
         longest = max(shape, default=0)
-        return shape[1] if len(shape) == 2 else shape.numel() // max(longest, 1) or _WIDEST
+        if len(shape) == 2:
+            return shape[1]
+        return shape.numel() // longest if longest > 0 else _WIDEST
     return x if isinstance(x, int) else _WIDEST
 
 

@@ -132,6 +132,7 @@ def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:
     from torch_geometric.nn.conv import sg_conv
 
     with fastgraph.enabled():
+        sg_conv.gcn_norm(EDGES, None, 10)  # which is noted only
         index, weight = sg_conv.gcn_norm(EDGES, None, 10)
         assert sg_conv.gcn_norm(EDGES, None, 10)[1] is weight
         expected = weight.clone()
