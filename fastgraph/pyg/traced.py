@@ -164,7 +164,7 @@ KNOWN = Outcomes()
 
 
 def kind_of(*arguments: Any) -> Kind:
-    """What calls share which have as much to compute for an edge: shapes and dtypes."""
+    """The shapes and dtypes that calls share which have as much to compute for an edge."""
     found: list[object] = []
     for value in arguments:
         if value is None:

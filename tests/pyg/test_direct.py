@@ -53,7 +53,7 @@ def default_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What upstream's own ``propagate`` asks about a graph before it computes."""
+    """The graphs about which upstream's own ``propagate`` asks before it computes."""
     found: list[object] = []
     upstream = message_passing.is_sparse
     monkeypatch.setattr(
