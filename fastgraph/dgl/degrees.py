@@ -14,7 +14,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
 from fastgraph.dgl.sizes import SUM
-from fastgraph.dgl.structure import Ungrouped, structure_of
+from fastgraph.dgl.structure import Ungrouped, is_single, num_edges_of, structure_of
 from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import too_few_edges
@@ -40,12 +40,12 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
     which it needs one, and where not all nodes are meant.
     """
-    if type(gidx) is not HeteroGraphIndex or gidx.number_of_etypes() != 1 or not v.is_cpu:
+    if type(gidx) is not HeteroGraphIndex or not is_single(gidx):
         return None
-    if is_recording() or torch.is_autocast_enabled("cpu"):
-        return None
-    num_edges = gidx.number_of_edges(0)
+    num_edges = num_edges_of(gidx)
     if are_too_few(SUM, num_edges) or too_few_edges(num_edges) is not None:
+        return None
+    if not v.is_cpu or is_recording() or torch.is_autocast_enabled("cpu"):
         return None
     structure = structure_of(gidx)
     if not isinstance(structure, Ungrouped) or structure.device != v.device:

@@ -12,7 +12,6 @@ DGL makes means out of sums.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -33,26 +32,21 @@ from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
 
-# Not a set, as what a user gives in place of a name need not have a hash.
-_ROUTED = (
-    *itertools.product(("copy_lhs", "copy_rhs"), ("sum", "max", "min")),
-    ("mul", "sum"),
-)
-"""How features are combined, and how they are reduced, in calls that have a route."""
-
 # For fewer, DGL's loops over single numbers are as fast, or faster.
 _LEAST_OF_EDGES = 16
 _LEAST_OF_EDGES_IN_INFERENCE = 128  # DGL adds them up well, and is slow in its backward pass
 _LEAST_WEIGHTED = 4
 
 _BOUNDS = {
-    ("copy_lhs", True): SUM,
-    ("copy_lhs", False): EXTREMUM,
-    ("copy_rhs", True): SUM_OF_EDGES,
-    ("copy_rhs", False): EXTREMUM_OF_EDGES,
-    ("mul", True): WEIGHTED_SUM,
+    ("copy_lhs", "sum"): SUM,
+    ("copy_lhs", "max"): EXTREMUM,
+    ("copy_lhs", "min"): EXTREMUM,
+    ("copy_rhs", "sum"): SUM_OF_EDGES,
+    ("copy_rhs", "max"): EXTREMUM_OF_EDGES,
+    ("copy_rhs", "min"): EXTREMUM_OF_EDGES,
+    ("mul", "sum"): WEIGHTED_SUM,
 }
-"""By how features are combined, and whether they are added up."""
+"""The sizes of calls that have a route, by how features are combined and how they are reduced."""
 
 
 def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | Refusal:
@@ -65,7 +59,9 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         lhs: features of sources, ``[sources, *channels]`` or ``[sources]``.
         rhs: features of edges, ``[E, *channels]`` or ``[E]``.
     """
-    if (op, reduce) not in _ROUTED:
+    # By names alone: what a user gives in place of one need not have a hash.
+    least = _BOUNDS.get((op, reduce)) if type(op) is type(reduce) is str else None
+    if least is None:
         return NoOperator(f"{reduce} of {op} has no operator")
     of_edges = op == "copy_rhs"
     x = rhs if of_edges else lhs
@@ -78,7 +74,7 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
     if op == "mul" and channels < _LEAST_WEIGHTED:
         return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
-    if is_too_small(_BOUNDS[op, reduce == "sum"], gidx, x, channels):
+    if is_too_small(least, gidx, x, channels):
         return TOO_SMALL
     # The order of edges does not matter for sums, so that those of a reversed graph are found.
     directed = directed_structure_of(gidx, may_turn=reduce == "sum")

@@ -153,12 +153,12 @@ def _routed(
             return function.apply(*arguments)
         if SWITCH.active:
             planned = plan(*arguments)
-            if not isinstance(planned, Refusal):
-                take(None, name=name)
-                return planned()
             if planned is TOO_SMALL:  # first of all, as such calls would notice
                 if not under_way:
                     count_too_small(name)
+            elif not isinstance(planned, Refusal):
+                take(None, name=name)
+                return planned()
             elif not _is_part(planned, arguments):
                 has_route = not isinstance(planned, NoOperator)
                 refuse(None, planned, has_route=has_route, name=name)

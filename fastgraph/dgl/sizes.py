@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from dgl.heterograph import DGLGraph
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
+from fastgraph.dgl.structure import num_edges_of
 from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
 from fastgraph.settings import current
 
@@ -109,7 +110,7 @@ def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE
     """
     if not _is_plain(gidx, features):
         return False
-    num_edges = gidx.number_of_edges(0)
+    num_edges = num_edges_of(gidx)
     if least is EXTREMUM and channels < WIDE_EXTREMUM:
         num_edges = 0
     if channels < WIDE and least is not SUM:
@@ -121,7 +122,7 @@ def _is_plain(gidx: Any, features: Any) -> bool:
     """True for a graph of DGL and features on the CPU, in code that is not compiled."""
     if type(features) not in _PLAIN or type(gidx) is not HeteroGraphIndex:
         return False
-    return bool(features.is_cpu) and not torch.compiler.is_compiling()
+    return bool(features.is_cpu) and not is_compiling()
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, object]:
@@ -169,7 +170,7 @@ def of_program(
         graph, features = _arguments(args, kwargs)
         if not isinstance(graph, DGLGraph) or not _is_plain(graph._graph, features):
             return False
-        return work_of(module).is_too_little(graph._graph.number_of_edges(0))
+        return work_of(module).is_too_little(num_edges_of(graph._graph))
 
     is_too_few = of_layer(PROGRAM)
     return is_small

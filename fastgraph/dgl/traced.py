@@ -31,7 +31,7 @@ from fastgraph.dgl.expressions import (
 from fastgraph.dgl.functions import Pair, pair_of
 from fastgraph.dgl.ranks import ranks
 from fastgraph.dgl.sizes import ProgramWork
-from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.dgl.structure import Structure, num_edges_of, structure_of
 from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
 from fastgraph.edge_programs.operations import EXTREMA
 from fastgraph.layers.prepared import Prepared
@@ -81,7 +81,7 @@ def is_tiny(graph: Any) -> bool:
     gidx = graph._graph
     if type(gidx) is not HeteroGraphIndex or torch.compiler.is_compiling():
         return False
-    return are_too_few(PROGRAM, gidx.number_of_edges(0)) and _is_on_cpu(graph)
+    return are_too_few(PROGRAM, num_edges_of(gidx)) and _is_on_cpu(graph)
 
 
 def plan_of_layer(
