@@ -13,7 +13,7 @@ import torch
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
-from fastgraph.dgl.sizes import SUM
+from fastgraph.dgl.sizes import SUM, is_tiny
 from fastgraph.dgl.structure import Ungrouped, is_single, num_edges_of, structure_of
 from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
@@ -28,6 +28,8 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(upstream)
     def in_degrees(self: Any, etype: int, v: Tensor) -> Tensor:
+        if is_tiny(self):  # first of all, as such calls would notice
+            return upstream(self, etype, v)
         found = _in_degrees(self, v) if SWITCH.active else None
         return upstream(self, etype, v) if found is None else found
 
@@ -40,7 +42,9 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
     which it needs one, and where not all nodes are meant.
     """
-    if type(gidx) is not HeteroGraphIndex or not is_single(gidx):
+    if type(gidx) is not HeteroGraphIndex:
+        return None
+    if not is_single(gidx) and gidx.number_of_etypes() != 1:
         return None
     num_edges = num_edges_of(gidx)
     if are_too_few(SUM, num_edges) or too_few_edges(num_edges) is not None:

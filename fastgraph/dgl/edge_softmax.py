@@ -33,10 +33,9 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
     Raises:
         ValueError: there are fewer scores than edges, beyond which DGL reads and writes.
     """
+    check(gidx, score, eids)
     if not is_all(eids):
-        check_rows(score, eids.numel() if isinstance(eids, Tensor) else 0)
         return NoOperator("a softmax of some of the edges has no operator")
-    check_rows(score, gidx.num_edges(0))
     if is_too_small(SOFTMAX, gidx, score):
         return TOO_SMALL
     directed = directed_structure_of(gidx)
@@ -72,6 +71,14 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
         )
 
     return compute
+
+
+def check(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> None:
+    """Look at a call, whose arguments are those of :func:`plan`, with :func:`check_rows`."""
+    if is_all(eids):
+        check_rows(score, gidx.num_edges(0))
+    else:
+        check_rows(score, eids.numel() if isinstance(eids, Tensor) else 0)
 
 
 def check_several(gidx: Any, eids: Any = ALL, norm_by: str = "dst", *scores: Any) -> None:

@@ -41,10 +41,7 @@ def plan(
         ValueError: features have no rows where the graph has nodes or edges, which DGL takes for
             features that are not there, and reads.
     """
-    if op != "copy_rhs":
-        _check_rows(gidx, lhs, lhs_target)
-    if op != "copy_lhs":
-        _check_rows(gidx, rhs, rhs_target)
+    check(gidx, op, lhs, rhs, lhs_target, rhs_target)
     if type(lhs_target) is not str or type(rhs_target) is not str:
         return NoOperator("targets that are no names")  # of which upstream has an error
     is_forward = lhs_target in _SOURCE and rhs_target in _DESTINATION
@@ -65,8 +62,26 @@ def plan(
     return _products(*directed, lhs, rhs)
 
 
-def _check_rows(gidx: Any, x: Any, target: Any) -> None:
-    if not isinstance(x, Tensor) or x.dim() == 0 or len(x) > 0 or gidx.num_edges(0) == 0:
+def check(
+    gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
+) -> None:
+    """Refuse features that DGL would read beyond; the arguments are those of :func:`plan`.
+
+    Raises:
+        ValueError: as there.
+    """
+    if op != "copy_rhs" and _may_be_absent(lhs):
+        _check_rows(gidx, lhs, lhs_target)
+    if op != "copy_lhs" and _may_be_absent(rhs):
+        _check_rows(gidx, rhs, rhs_target)
+
+
+def _may_be_absent(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.numel() == 0
+
+
+def _check_rows(gidx: Any, x: Tensor, target: Any) -> None:
+    if x.shape[0] > 0 or gidx.num_edges(0) == 0:
         return
     if target not in (*_SOURCE, *_DESTINATION):
         kind, rows = "edges", gidx.num_edges(0)

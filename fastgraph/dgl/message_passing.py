@@ -24,7 +24,7 @@ from dgl.function.base import BuiltinFunction
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
-from fastgraph.dgl.sizes import WEIGHTED_SUM, is_too_small
+from fastgraph.dgl.sizes import WEIGHTED_SUM, is_tiny, is_too_small
 from fastgraph.dgl.structure import SEVERAL_RELATIONS
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
@@ -62,14 +62,15 @@ class _Replacement:
 
 def install(patches: Patches) -> None:
     """Replace the functions in DGL's module."""
-    for function, name, route in (
-        ("GSpMM", "dgl.gspmm", gspmm.plan),
-        ("GSDDMM", "dgl.gsddmm", gsddmm.plan),
-        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan),
-        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan),
+    for function, name, route, check in (
+        ("GSpMM", "dgl.gspmm", gspmm.plan, _any),
+        ("GSDDMM", "dgl.gsddmm", gsddmm.plan, gsddmm.check),
+        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan, edge_softmax.check),
+        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan, _any),
     ):
         found = getattr(upstream, function)
-        patches.replace(upstream, function, _Replacement(found, _routed(found, name, route)))
+        apply = _routed(found, name, route, check)
+        patches.replace(upstream, function, _Replacement(found, apply))
     for function, (name, check) in _OTHERS.items():
         found = getattr(upstream, function)
         patches.replace(upstream, function, _Replacement(found, _counting(found, name, check)))
@@ -85,6 +86,8 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
         if not (SWITCH.active and _is_function(mfunc) and _is_function(rfunc)):
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
+            if THREAD.counted:
+                return message_passing(g, mfunc, rfunc, afunc)
             under_way = leave(_UPDATE, _TINY)
             try:
                 return message_passing(g, mfunc, rfunc, afunc)
@@ -109,6 +112,8 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
         if others or not SWITCH.active or not is_all(eid) or len(graph.canonical_etypes) > 1:
             return invoke(graph, eid, etype, func, **others)
         if traced.is_tiny(graph):
+            if THREAD.counted:
+                return invoke(graph, eid, etype, func)
             under_way = leave(_APPLY, _TINY)
             try:
                 return invoke(graph, eid, etype, func)
@@ -145,13 +150,21 @@ def _applied(g: Any, function: Any, found: dict[str, Any]) -> Any:
 
 
 def _routed(
-    function: Any, name: str, plan: Callable[..., Computation | Refusal]
+    function: Any,
+    name: str,
+    plan: Callable[..., Computation | Refusal],
+    check: Callable[..., None] = _any,
 ) -> Callable[..., Any]:
     def apply(*arguments: Any) -> Any:
         under_way = THREAD.counted
         if under_way and under_way[-1] is _TINY:
             return function.apply(*arguments)
         if SWITCH.active:
+            if arguments and is_tiny(arguments[0]):
+                check(*arguments)
+                if not under_way:
+                    count_too_small(name)
+                return function.apply(*arguments)
             planned = plan(*arguments)
             if planned is TOO_SMALL:  # first of all, as such calls would notice
                 if not under_way:

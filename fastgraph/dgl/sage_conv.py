@@ -17,7 +17,7 @@ from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
 from fastgraph.dgl.conditions import last_wins
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
-from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, of_layer
+from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, is_tiny_graph, of_layer
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
@@ -42,6 +42,8 @@ def plan(
     """The forward pass of a call, or ``None`` where it is left to message passing."""
     kind = module._aggre_type
     if kind not in ("mean", "gcn", "pool"):
+        return None
+    if kind in _IS_SMALL and is_tiny_graph(graph):
         return None
     if kind in _IS_SMALL and _IS_SMALL[kind](module, (graph, feat), {}):
         return None

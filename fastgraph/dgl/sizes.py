@@ -16,7 +16,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from fastgraph.dgl.structure import num_edges_of
+from fastgraph.dgl.structure import GRAPHS, TINY, is_single, num_edges_of
 from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
 from fastgraph.settings import current
 
@@ -96,6 +96,38 @@ _PASSES_OF_WINNERS = 5
 """How many times as much is to be done for extrema of which one edge has the gradient."""
 
 
+FEWEST = 5_000
+"""The fewest edges from which on anything of message passing gains, by whatever operator."""
+
+
+def is_tiny(gidx: Any) -> bool:
+    """True if no message passing on these edges gains, whatever it computes.
+
+    It answers most of what :func:`is_too_small` is asked. Where DGL's code takes 100 us it must be
+    one look at what is kept: memory that is touched between two calls costs more than the work.
+
+    Args:
+        gidx: DGL's index object of a graph with one relation, or anything else.
+    """
+    if type(gidx) is not HeteroGraphIndex:
+        return False
+    found = gidx.__dict__.get(TINY)
+    if found is None:
+        found = gidx.__dict__[TINY] = (
+            is_single(gidx) and num_edges_of(gidx) < FEWEST and gidx.ctx.device_type == _CPU
+        )
+    return bool(found) and current().min_edges is None
+
+
+def is_tiny_graph(graph: Any) -> bool:
+    """:func:`is_tiny` of a graph, as the first argument of a layer."""
+    return type(graph) in GRAPHS and is_tiny(graph._graph)
+
+
+_CPU = 1
+"""DGL's number of the kind of devices."""
+
+
 def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE) -> bool:
     """True if a call of message passing would take longer than upstream's.
 
@@ -146,6 +178,8 @@ def of_layer(
     """
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if args and is_tiny_graph(args[0]) and num_edges_of(args[0]._graph) < least.bound():
+            return True
         graph, features = _arguments(args, kwargs)
         if not isinstance(graph, DGLGraph):
             return False

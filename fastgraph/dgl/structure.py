@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from dgl.backend import zerocopy_from_dgl_ndarray
+from dgl.heterograph import DGLBlock, DGLGraph
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from fastgraph.graphs.memo import is_recording, recalled
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
+from fastgraph.settings import current
 
 Value = TypeVar("Value")
 
@@ -363,7 +365,7 @@ def _join(gidx: Any, source: _Source) -> _Source:
     return source
 
 
-_EDGES, _SINGLE = "_fastgraph_edges", "_fastgraph_single"
+_EDGES, _SINGLE, TINY = "_fastgraph_edges", "_fastgraph_single", "_fastgraph_tiny"
 """Attributes of index objects that have what DGL's library is asked for at each call otherwise."""
 
 
@@ -392,6 +394,10 @@ _ALL_NODES: dict[int, tuple[tuple[int, int], ...]] = defaultdict(
     tuple, {1: ((0, 0),), 2: ((0, 1),)}
 )
 """The kinds of nodes at the ends of a relation that has all that there are, by their number."""
+
+
+GRAPHS = (DGLGraph, DGLBlock)
+"""The classes of DGL's own graphs, of which nothing is overridden."""
 
 
 FOREIGN: dict[type, Callable[[Any], Structure | Refusal]] = {}
@@ -438,6 +444,7 @@ def install(patches: Patches) -> None:
         if type(etype) is int and etype == 0 and is_single(self):
             return self  # in less time than DGL makes another, over the same edges
         found, source = relation(self, etype), _source_of(self)
+        found.__dict__[_SINGLE] = True
         if self.number_of_etypes() > 1:
             number, relations = int(etype), source.relations
             source = relations.get(number) or relations.setdefault(number, _Source())
@@ -447,10 +454,29 @@ def install(patches: Patches) -> None:
     @functools.wraps(reverse)
     def reversed_index(self: Any) -> Any:
         found = reverse(self)
+        if self.__dict__.get(TINY) and current().min_edges is None:
+            found.__dict__[TINY] = True  # nobody will ask where it comes from
+            return found
         source = _source_of(self)
         _join(found, source.reversed or _Source(source))
         return found
 
+    item = DGLGraph.__getitem__
+
+    @functools.wraps(item)
+    def taken(self: Any, key: Any) -> Any:
+        if type(key) is not tuple or type(self) not in GRAPHS or [key] != self._canonical_etypes:
+            return item(self, key)
+        if not is_single(self._graph):
+            return item(self, key)
+        source, name, destination = key
+        nodes, edges = [*self._node_frames], [*self._edge_frames]
+        # Both kinds of a block have the same name.
+        kinds = [source] if len(nodes) == 1 else ([source], [destination])
+        return type(self)(self._graph, kinds, [name], nodes, edges)
+
+    # `update_all` and `apply_edges` take the relation that they are called for.
+    patches.replace(DGLGraph, "__getitem__", taken)
     patches.replace(HeteroGraphIndex, "get_relation_graph", get_relation_graph)
     patches.replace(HeteroGraphIndex, "reverse", reversed_index)
     for name in ("adjacency_matrix", "adjacency_matrix_tensors"):
