@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from dgl.frame import Column, Frame
@@ -225,9 +225,9 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
         return Refusal("an extremum of which one edge has the gradient, on a sharded graph")
     if outcome.work.is_half and torch.is_grad_enabled() and outcome.winning:
         return Refusal("an extremum of a half type, of which one edge has the gradient")
-    if outcome.work.is_half and takes(outcome.traced.after, DEGREE):
+    if outcome.work.is_half and _derived(outcome).takes_degrees:
         return Refusal("its reduction computes with the in-degree, which half types would round")
-    if _split(outcome) and torch.is_grad_enabled():
+    if _derived(outcome).splits and torch.is_grad_enabled():
         # Programs split gradients as PyG, where zeros that its output begins with take a share.
         return Refusal("amax or amin of messages while gradients are recorded")
     refusal = _tensors_refusal(structure, tensors)
@@ -236,10 +236,44 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     return functools.partial(_compute, call, outcome, structure, tensors)
 
 
-def _split(outcome: Prepared) -> bool:
-    """True if a program has extrema whose gradient all edges share that attain them."""
-    reductions = enumerate(outcome.traced.reductions)
-    return any(r.name in EXTREMA and k not in outcome.winning for k, r in reductions)
+class _Derived(NamedTuple):
+    """What each call asks of a program and of the expressions after it, found out once.
+
+    Attributes:
+        tensors: the names of the tensors that steps and expressions take.
+        features: of these, those of nodes that expressions take.
+        copied: the names of the expressions whose values are copied.
+        takes_degrees: true if expressions compute with the in-degree.
+        is_plain: true if all expressions are outputs of the program as they are.
+        splits: true if there are extrema whose gradient all edges share that attain them.
+    """
+
+    tensors: frozenset[str]
+    features: frozenset[str]
+    copied: frozenset[str]
+    takes_degrees: bool
+    is_plain: bool
+    splits: bool
+
+
+def _derived(outcome: Prepared) -> _Derived:
+    found: _Derived | None = outcome.derived.get("dgl")
+    if found is not None:
+        return found
+    own: Any = outcome.traced
+    after = own.after or ()
+    features = leaves(after, DATA)
+    steps = {step.args[0] for step in own.steps if step.function is None}
+    reductions = enumerate(own.reductions)
+    found = outcome.derived["dgl"] = _Derived(
+        frozenset(steps | features | leaves(after, STATE)),
+        frozenset(features),
+        copied(after),
+        takes(after, DEGREE),
+        all(made.name == OUTPUT for _, made in after),
+        any(r.name in EXTREMA and k not in outcome.winning for k, r in reductions),
+    )
+    return found
 
 
 def _reduction_refusal(call: Call) -> Refusal | None:
@@ -259,9 +293,7 @@ def _reduction_refusal(call: Call) -> Refusal | None:
 
 def _tensors(call: Call, outcome: Prepared) -> dict[str, Tensor]:
     """The tensors that steps and expressions take, by the names of arguments."""
-    steps, after = outcome.traced.steps, outcome.traced.after
-    needed = {step.args[0] for step in steps if step.function is None}
-    needed |= leaves(after, DATA) | leaves(after, STATE)
+    needed = _derived(outcome).tensors
     found = {name: tensor for name, tensor in call.around.items() if name in needed}
     for kind, frame in call.frames.items():
         for name in frame._columns:
@@ -331,11 +363,15 @@ def _compute(
             out = out.masked_fill(_column(lonely, out), least)
         return {reduce.out_field: out}
     given = Given(results, layer, tensors, lambda: structure.degrees().to(torch.float64))
-    return _of_nodes(after, given, None if lonely is None else structure.receivers)
+    derived = _derived(outcome)
+    return _of_nodes(after, derived, given, None if lonely is None else structure.receivers)
 
 
 def _of_nodes(
-    after: Sequence[tuple[str, Expression]], given: Given, receivers: Callable[[], Tensor] | None
+    after: Sequence[tuple[str, Expression]],
+    derived: _Derived,
+    given: Given,
+    receivers: Callable[[], Tensor] | None,
 ) -> dict[str, Tensor]:
     """The values of expressions, and zeros for nodes without messages: for them nothing is reduced.
 
@@ -343,20 +379,20 @@ def _of_nodes(
 
     Args:
         after: the expressions, with the names of their values, which their owner may edit.
+        derived: of them.
         given: the values that they take.
         receivers: gives the nodes that have messages, int64; ``None`` where all have some.
     """
     values: dict[str, Tensor] = {}
-    edited = copied(after)
     some = given
-    if receivers is not None and any(made.name != OUTPUT for _, made in after):
+    if receivers is not None and not derived.is_plain:
         rows = receivers()
-        some = given.of_rows(rows, leaves(tuple(made for _, made in after), DATA))
+        some = given.of_rows(rows, derived.features)
     for name, made in after:
         if made.name == OUTPUT or some is given:
             value = given.value(made)
             # Gradients of functions may need their values, too, as those of exp.
-            is_edited = name in edited or (made.name != OUTPUT and value.requires_grad)
+            is_edited = name in derived.copied or (made.name != OUTPUT and value.requires_grad)
             values[name] = value.clone() if is_edited else value
         else:
             value = some.value(made)

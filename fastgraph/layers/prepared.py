@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Prepared:
         state: parameters and buffers of the layer, by where they are in it.
         work: how much there is to compute for an edge.
         winning: the outputs, extrema, whose gradient one edge has.
+        derived: what adapters have found out about it, by their names.
     """
 
     traced: Traced
@@ -47,6 +48,7 @@ class Prepared:
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
     winning: frozenset[int] = frozenset()
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from fastgraph.routing.sizes import TOO_SMALL, Least
 from tests.dgl.graphs import dgl
 
 dglnn = pytest.importorskip("dgl.nn.pytorch")
+
+from dgl.heterograph_index import HeteroGraphIndex  # noqa: E402
 
 from fastgraph.dgl import sizes, structure  # noqa: E402  (it imports DGL)
 
@@ -236,3 +241,91 @@ def test_layers_need_no_more_edges_than_what_they_consist_of() -> None:
     assert sizes.SUM_WITH_ITSELF.training <= sizes.SUM.training
     assert sizes.POOLING.inference <= sizes.EXTREMUM.inference
     assert sizes.POOLING.training <= sizes.EXTREMUM.training
+
+
+def entered(call: Callable[[], object]) -> Counter[str]:
+    """The functions of fastgraph that a call enters, but for those of tests."""
+    found: Counter[str] = Counter()
+
+    def notice(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("fastgraph."):
+            found[frame.f_code.co_name] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(notice)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def scores(edges: Any) -> dict[str, Tensor]:
+    return {"score": edges.src["x"] - edges.dst["x"]}
+
+
+TINY_CALLS: dict[str, Call] = {
+    **{name: call for name, (_, call, _) in CALLS.items()},
+    "messages without an operator": lambda g, x: dgl.ops.u_add_e_max(g, x, edge_values(g, 1)),
+    "products of features": lambda g, x: dgl.ops.u_mul_v(g, x, x),
+    "function of a user": lambda g, x: g.apply_edges(scores),
+}
+
+
+@pytest.mark.parametrize("call", TINY_CALLS)
+def test_a_tiny_graph_is_left_to_upstream_at_one_look(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g, x = graph(60), torch.randn(20, WIDE)
+    g.ndata["x"] = x
+    with fastgraph.enabled(strict=True), torch.no_grad():
+        TINY_CALLS[call](g, x)
+
+        def asked(*_: object) -> int:
+            raise AssertionError("DGL's library was asked for what is known")
+
+        monkeypatch.setattr(structure, "_source_of", asked)
+        made = entered(lambda: TINY_CALLS[call](g, x))
+    assert made.total() <= 12, made
+    assert not {"plan", "plan_edges", "is_too_small"} & made.keys()
+    assert {reason for row in fastgraph.status().rows for reason in row.reasons} == {
+        TOO_SMALL.reason
+    }
+
+
+def test_so_is_the_gradient_of_a_sum_on_one() -> None:
+    g, x = graph(60), torch.randn(20, WIDE, requires_grad=True)
+
+    def step() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            dgl.ops.copy_u_sum(g, x).sum().backward()
+
+    with fastgraph.enabled(strict=True):
+        step()
+        made = entered(step)
+    assert made["apply"] == 2 and made["reversed_index"] == 1
+    assert not {"plan", "_join", "is_too_small"} & made.keys()
+
+
+def test_a_layer_that_is_left_counts_nothing_within() -> None:
+    conv, g = LAYERS["RelGraphConv"][0](WIDE), graph(60)
+    with fastgraph.enabled(strict=True):
+        conv(g, torch.randn(20, WIDE), **further("RelGraphConv", g))
+    assert [row.layer for row in fastgraph.status().rows] == ["dgl.RelGraphConv"]
+
+
+def test_edges_are_counted_once_on_larger_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    g, x = graph(sizes.FEWEST), torch.randn(20, WIDE)
+    with fastgraph.enabled(strict=True), torch.no_grad():
+        dgl.ops.copy_u_sum(g, x)
+        count = structure.num_edges_of(g._graph)
+        monkeypatch.setattr(HeteroGraphIndex, "number_of_edges", lambda *_: 1 / 0)
+        dgl.ops.copy_u_sum(g, x)
+    assert count == sizes.FEWEST
+    assert counts("dgl.gspmm") == (0, 2, {TOO_SMALL.reason: 2})
+
+
+def test_no_operator_of_message_passing_gains_on_a_tiny_graph() -> None:
+    for _, _, least in CALLS.values():
+        assert sizes.FEWEST <= min(least.inference, least.training)
+    assert sizes.FEWEST <= min(sizes.SUM_OF_EDGES.inference, sizes.SUM_OF_EDGES.training)

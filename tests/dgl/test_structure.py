@@ -401,3 +401,59 @@ def test_several_threads() -> None:
         for thread in threads:
             thread.join()
     assert not failed
+
+
+def of_every_kind() -> dict[str, Any]:
+    """Graphs with one relation, whose nodes are of one kind or of two, and with several."""
+    ends = tuple(random_edges(9, 9, 40))
+    single = dgl.graph(ends, num_nodes=9)
+    return {
+        "one kind": single,
+        "two graphs at once": dgl.batch([single, single]),
+        "a block": dgl.to_block(single),
+        "two kinds": dgl.heterograph({("a", "to", "b"): ends}),
+        "two kinds, the other way round": dgl.heterograph({("b", "to", "a"): ends}),
+        "a kind without edges": dgl.heterograph({("a", "to", "a"): ends}, {"a": 9, "b": 2}),
+        "several": dgl.heterograph({("a", name, "b"): ends for name in "rs"}),
+    }
+
+
+@pytest.mark.parametrize("kind", of_every_kind())
+def test_a_relation_of_a_graph_is_that_of_dgl(kind: str) -> None:
+    g = of_every_kind()[kind]
+    for number, nodes in enumerate(g.ntypes if not g.is_block else ()):
+        g.nodes[nodes].data["x"] = torch.full((g.num_nodes(nodes), 1), float(number))
+    etype = g.canonical_etypes[0]
+    g.edges[etype].data["w"] = torch.ones(g.num_edges(etype), 1)
+    expected = g[etype]
+    with fastgraph.enabled(strict=True):
+        found = g[etype]
+        by_name = g[etype[1]]
+    for one in (found, by_name):
+        assert type(one) is type(expected)
+        assert one.canonical_etypes == expected.canonical_etypes
+        assert (one.srctypes, one.dsttypes) == (expected.srctypes, expected.dsttypes)
+        assert (one.is_block, one.idtype) == (expected.is_block, expected.idtype)
+        assert one.batch_size == expected.batch_size == 1
+        assert all(map(torch.equal, one.edges(), expected.edges()))
+        assert dict(one.srcdata) == dict(expected.srcdata)
+        assert dict(one.dstdata) == dict(expected.dstdata)
+        one.edata["w"].add_(1)
+        one.srcdata["new"] = torch.zeros(one.num_src_nodes(), 1)
+        assert "new" in expected.srcdata and torch.equal(g.edges[etype].data["w"], one.edata["w"])
+        del one.srcdata["new"]
+    is_whole = len(g.canonical_etypes) == 1 and kind not in (
+        "two kinds, the other way round",
+        "a kind without edges",
+    )
+    assert (found._graph is g._graph) is is_whole
+
+
+def test_keys_that_name_no_relation_are_dgls_errors() -> None:
+    g = of_every_kind()["one kind"]
+    with fastgraph.enabled(strict=True):
+        for key in ("none", ("_N", "none", "_N"), ("_N", "_E")):
+            with pytest.raises(dgl.DGLError):
+                g[key]
+        assert g["_N", :, "_N"].num_edges() == 40
+        assert g[:, "_E", :].num_edges() == 40
