@@ -13,7 +13,7 @@ import torch
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
-from fastgraph.dgl.sizes import SUM, is_tiny
+from fastgraph.dgl.sizes import SUM, is_below
 from fastgraph.dgl.structure import Ungrouped, is_single, num_edges_of, structure_of
 from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
@@ -28,7 +28,7 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(upstream)
     def in_degrees(self: Any, etype: int, v: Tensor) -> Tensor:
-        if is_tiny(self):  # first of all, as such calls would notice
+        if is_below(self, SUM.bound()):  # first of all, as such calls would notice
             return upstream(self, etype, v)
         found = _in_degrees(self, v) if SWITCH.active else None
         return upstream(self, etype, v) if found is None else found

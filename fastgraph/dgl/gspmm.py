@@ -27,7 +27,7 @@ from fastgraph.dgl.sizes import (
     WEIGHTED_SUM,
     is_too_small,
 )
-from fastgraph.dgl.structure import Relation, Structure, directed_structure_of
+from fastgraph.dgl.structure import FEWEST, Relation, Structure, directed_structure_of
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
@@ -47,6 +47,12 @@ _BOUNDS = {
     ("mul", "sum"): WEIGHTED_SUM,
 }
 """The sizes of calls that have a route, by how features are combined and how they are reduced."""
+
+
+def bound(gidx: Any, op: Any = None, reduce: Any = None, *_: object) -> int:
+    """The number of edges from which on a call may gain, whatever its features."""
+    least = _BOUNDS.get((op, reduce)) if type(op) is type(reduce) is str else None
+    return FEWEST if least is None else least.bound()
 
 
 def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | Refusal:

@@ -24,8 +24,8 @@ from dgl.function.base import BuiltinFunction
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
-from fastgraph.dgl.sizes import WEIGHTED_SUM, is_tiny, is_too_small
-from fastgraph.dgl.structure import SEVERAL_RELATIONS
+from fastgraph.dgl.sizes import WEIGHTED_SUM, is_below, is_too_small
+from fastgraph.dgl.structure import FEWEST, SEVERAL_RELATIONS
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take
@@ -36,6 +36,11 @@ from fastgraph.routing.switch import SWITCH
 
 def _any(*_: Any) -> None:
     """DGL looks at its arguments itself."""
+
+
+def _fewest(*_: object) -> int:
+    """The number of edges from which on a call may gain."""
+    return FEWEST
 
 
 _UPDATE, _APPLY = "dgl.update_all", "dgl.apply_edges"
@@ -62,14 +67,14 @@ class _Replacement:
 
 def install(patches: Patches) -> None:
     """Replace the functions in DGL's module."""
-    for function, name, route, check in (
-        ("GSpMM", "dgl.gspmm", gspmm.plan, None),
-        ("GSDDMM", "dgl.gsddmm", gsddmm.plan, gsddmm.check),
-        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan, edge_softmax.check),
-        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan, None),
+    for function, name, route, bound, check in (
+        ("GSpMM", "dgl.gspmm", gspmm.plan, gspmm.bound, None),
+        ("GSDDMM", "dgl.gsddmm", gsddmm.plan, _fewest, gsddmm.check),
+        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan, _fewest, edge_softmax.check),
+        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan, _fewest, None),
     ):
         found = getattr(upstream, function)
-        apply = _routed(found, name, route, check)
+        apply = _routed(found, name, route, bound, check)
         patches.replace(upstream, function, _Replacement(found, apply))
     for function, (name, check) in _OTHERS.items():
         found = getattr(upstream, function)
@@ -153,14 +158,15 @@ def _routed(
     function: Any,
     name: str,
     plan: Callable[..., Computation | Refusal],
-    check: Callable[..., None] | None = None,
+    bound: Callable[..., int],
+    check: Callable[..., None] | None,
 ) -> Callable[..., Any]:
     def apply(*arguments: Any) -> Any:
         under_way = THREAD.counted
         if under_way and under_way[-1] is _TINY:
             return function.apply(*arguments)
         if SWITCH.active:
-            if arguments and is_tiny(arguments[0]):
+            if arguments and is_below(arguments[0], bound(*arguments)):
                 if check is not None:
                     check(*arguments)
                 if not under_way:

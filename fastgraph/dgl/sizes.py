@@ -7,6 +7,7 @@ before. See :mod:`fastgraph.routing.sizes`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from fastgraph.dgl.structure import GRAPHS, TINY, is_single, num_edges_of
+from fastgraph.dgl.structure import FEWEST, GRAPHS, SIZE, is_single, num_edges_of
 from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
 from fastgraph.settings import current
 
@@ -96,32 +97,33 @@ _PASSES_OF_WINNERS = 5
 """How many times as much is to be done for extrema of which one edge has the gradient."""
 
 
-FEWEST = 5_000
-"""The fewest edges from which on anything of message passing gains, by whatever operator."""
-
-
-def is_tiny(gidx: Any) -> bool:
-    """True if no message passing on these edges gains, whatever it computes.
+def is_below(gidx: Any, bound: int) -> bool:
+    """True for a graph of DGL on the CPU with fewer edges, of one relation.
 
     It answers most of what :func:`is_too_small` is asked. Where DGL's code takes 100 us it must be
     one look at what is kept: memory that is touched between two calls costs more than the work.
 
     Args:
-        gidx: DGL's index object of a graph with one relation, or anything else.
+        gidx: DGL's index object, or anything else.
+        bound: the number of edges from which on an operator may gain.
     """
     if type(gidx) is not HeteroGraphIndex:
         return False
-    found = gidx.__dict__.get(TINY)
-    if found is None:
-        found = gidx.__dict__[TINY] = (
-            is_single(gidx) and num_edges_of(gidx) < FEWEST and gidx.ctx.device_type == _CPU
-        )
-    return bool(found) and current().min_edges is None
+    size = gidx.__dict__.get(SIZE)
+    if size is None:
+        size = gidx.__dict__[SIZE] = _size_of(gidx)
+    return size < bound and current().min_edges is None
+
+
+def _size_of(gidx: Any) -> int:
+    if gidx.ctx.device_type != _CPU or not (is_single(gidx) or gidx.number_of_etypes() == 1):
+        return sys.maxsize
+    return num_edges_of(gidx)
 
 
 def is_tiny_graph(graph: Any) -> bool:
-    """:func:`is_tiny` of a graph, as the first argument of a layer."""
-    return type(graph) in GRAPHS and is_tiny(graph._graph)
+    """True if no message passing on a graph gains, whatever it computes."""
+    return type(graph) in GRAPHS and is_below(graph._graph, FEWEST)
 
 
 _CPU = 1
@@ -178,7 +180,7 @@ def of_layer(
     """
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if args and is_tiny_graph(args[0]) and num_edges_of(args[0]._graph) < least.bound():
+        if args and type(args[0]) in GRAPHS and is_below(args[0]._graph, least.bound()):
             return True
         graph, features = _arguments(args, kwargs)
         if not isinstance(graph, DGLGraph):

@@ -365,8 +365,14 @@ def _join(gidx: Any, source: _Source) -> _Source:
     return source
 
 
-_EDGES, _SINGLE, TINY = "_fastgraph_edges", "_fastgraph_single", "_fastgraph_tiny"
-"""Attributes of index objects that have what DGL's library is asked for at each call otherwise."""
+_EDGES, _SINGLE, SIZE = "_fastgraph_edges", "_fastgraph_single", "_fastgraph_size"
+"""Attributes of index objects that have what DGL's library is asked for at each call otherwise.
+
+The last is the number of edges of one relation on the CPU, of others more than any number.
+"""
+
+FEWEST = 5_000
+"""The fewest edges from which on anything of message passing gains, by whatever operator."""
 
 
 def num_edges_of(gidx: Any) -> int:
@@ -454,9 +460,11 @@ def install(patches: Patches) -> None:
     @functools.wraps(reverse)
     def reversed_index(self: Any) -> Any:
         found = reverse(self)
-        if self.__dict__.get(TINY) and current().min_edges is None:
-            found.__dict__[TINY] = True  # nobody will ask where it comes from
-            return found
+        size = self.__dict__.get(SIZE)
+        if size is not None:
+            found.__dict__[SIZE] = size
+            if size < FEWEST and current().min_edges is None:
+                return found  # nobody will ask where it comes from
         source = _source_of(self)
         _join(found, source.reversed or _Source(source))
         return found

@@ -30,8 +30,7 @@ from fastgraph.dgl.expressions import (
 )
 from fastgraph.dgl.functions import Pair, pair_of
 from fastgraph.dgl.ranks import ranks
-from fastgraph.dgl.sizes import ProgramWork
-from fastgraph.dgl.sizes import is_tiny as is_tiny_of_any
+from fastgraph.dgl.sizes import ProgramWork, is_below
 from fastgraph.dgl.structure import Structure, num_edges_of, structure_of
 from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
 from fastgraph.edge_programs.operations import EXTREMA
@@ -82,8 +81,8 @@ def is_tiny(graph: Any) -> bool:
     gidx = graph._graph
     if type(gidx) is not HeteroGraphIndex or torch.compiler.is_compiling():
         return False
-    if is_tiny_of_any(gidx):
-        return num_edges_of(gidx) < PROGRAM.bound()
+    if is_below(gidx, PROGRAM.bound()):
+        return True
     return are_too_few(PROGRAM, num_edges_of(gidx)) and _is_on_cpu(graph)
 
 
