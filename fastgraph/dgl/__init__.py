@@ -43,6 +43,7 @@ def fastgraph_routes() -> list[Route]:
     """The routes of DGL's message passing and layers."""
     layers = LAYERS["dgl.nn.pytorch.conv"]
     return [
+        _route("index objects", "dgl", "index_objects"),
         _route("graphs", "dgl", "structure"),
         _route("degrees", "dgl", "degrees"),
         _route("message passing", "dgl", "message_passing"),

@@ -13,8 +13,9 @@ import torch
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
-from fastgraph.dgl.sizes import SUM, is_below
-from fastgraph.dgl.structure import Ungrouped, is_single, num_edges_of, structure_of
+from fastgraph.dgl.index_objects import is_below, is_single, num_edges_of
+from fastgraph.dgl.sizes import SUM
+from fastgraph.dgl.structure import Ungrouped, structure_of
 from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import too_few_edges
@@ -29,7 +30,8 @@ def install(patches: Patches) -> None:
     @functools.wraps(upstream)
     def in_degrees(self: Any, etype: int, v: Tensor) -> Tensor:
         if is_below(self, SUM.bound()):  # first of all, as such calls would notice
-            return upstream(self, etype, v)
+            counted: Tensor = upstream(self, etype, v)
+            return counted
         found = _in_degrees(self, v) if SWITCH.active else None
         return upstream(self, etype, v) if found is None else found
 

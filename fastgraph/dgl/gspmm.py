@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal, last_wins
+from fastgraph.dgl.index_objects import FEWEST
 from fastgraph.dgl.sizes import (
     EXTREMUM,
     EXTREMUM_OF_EDGES,
@@ -27,7 +28,7 @@ from fastgraph.dgl.sizes import (
     WEIGHTED_SUM,
     is_too_small,
 )
-from fastgraph.dgl.structure import FEWEST, Relation, Structure, directed_structure_of
+from fastgraph.dgl.structure import Relation, Structure, directed_structure_of
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL

@@ -24,8 +24,9 @@ from dgl.function.base import BuiltinFunction
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
-from fastgraph.dgl.sizes import WEIGHTED_SUM, is_below, is_too_small
-from fastgraph.dgl.structure import FEWEST, SEVERAL_RELATIONS
+from fastgraph.dgl.index_objects import FEWEST, is_below
+from fastgraph.dgl.sizes import WEIGHTED_SUM, is_too_small
+from fastgraph.dgl.structure import SEVERAL_RELATIONS
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take

@@ -15,9 +15,10 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
 from fastgraph.dgl.conditions import last_wins
+from fastgraph.dgl.index_objects import is_tiny_graph
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
-from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, is_tiny_graph, of_layer
+from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, of_layer
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches

@@ -7,7 +7,6 @@ before. See :mod:`fastgraph.routing.sizes`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from fastgraph.dgl.structure import FEWEST, GRAPHS, SIZE, is_single, num_edges_of
+from fastgraph.dgl.index_objects import GRAPHS, is_below, num_edges_of
 from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
 from fastgraph.settings import current
 
@@ -95,39 +94,6 @@ _TIMES_OF_REDUCTIONS = 2
 
 _PASSES_OF_WINNERS = 5
 """How many times as much is to be done for extrema of which one edge has the gradient."""
-
-
-def is_below(gidx: Any, bound: int) -> bool:
-    """True for a graph of DGL on the CPU with fewer edges, of one relation.
-
-    It answers most of what :func:`is_too_small` is asked. Where DGL's code takes 100 us it must be
-    one look at what is kept: memory that is touched between two calls costs more than the work.
-
-    Args:
-        gidx: DGL's index object, or anything else.
-        bound: the number of edges from which on an operator may gain.
-    """
-    if type(gidx) is not HeteroGraphIndex:
-        return False
-    size = gidx.__dict__.get(SIZE)
-    if size is None:
-        size = gidx.__dict__[SIZE] = _size_of(gidx)
-    return size < bound and current().min_edges is None
-
-
-def _size_of(gidx: Any) -> int:
-    if gidx.ctx.device_type != _CPU or not (is_single(gidx) or gidx.number_of_etypes() == 1):
-        return sys.maxsize
-    return num_edges_of(gidx)
-
-
-def is_tiny_graph(graph: Any) -> bool:
-    """True if no message passing on a graph gains, whatever it computes."""
-    return type(graph) in GRAPHS and is_below(graph._graph, FEWEST)
-
-
-_CPU = 1
-"""DGL's number of the kind of devices."""
 
 
 def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE) -> bool:

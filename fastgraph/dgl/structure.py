@@ -17,23 +17,21 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 from dgl.backend import zerocopy_from_dgl_ndarray
-from dgl.heterograph import DGLBlock, DGLGraph
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
+from fastgraph.dgl.index_objects import has_size_of, is_single, set_single
 from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, beside, normal_mode
 from fastgraph.graphs.memo import is_recording, recalled
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
-from fastgraph.settings import current
 
 Value = TypeVar("Value")
 
@@ -365,47 +363,6 @@ def _join(gidx: Any, source: _Source) -> _Source:
     return source
 
 
-_EDGES, _SINGLE, SIZE = "_fastgraph_edges", "_fastgraph_single", "_fastgraph_size"
-"""Attributes of index objects that have what DGL's library is asked for at each call otherwise.
-
-The last is the number of edges of one relation on the CPU, of others more than any number.
-"""
-
-FEWEST = 5_000
-"""The fewest edges from which on anything of message passing gains, by whatever operator."""
-
-
-def num_edges_of(gidx: Any) -> int:
-    """The number of edges of an index object of DGL's own with one relation, which keeps them."""
-    found: int | None = gidx.__dict__.get(_EDGES)
-    if found is None:
-        found = gidx.__dict__[_EDGES] = gidx.number_of_edges(0)
-    return found
-
-
-def is_single(gidx: Any) -> bool:
-    """True if an index object of DGL's own has one relation, and no kind of nodes beside its own.
-
-    It is that relation's own index object then.
-    """
-    found: bool | None = gidx.__dict__.get(_SINGLE)
-    if found is None:
-        meta = gidx.metagraph
-        found = meta.num_edges() == 1 and tuple(meta.find_edge(0)) in _ALL_NODES[meta.num_nodes()]
-        gidx.__dict__[_SINGLE] = found
-    return found
-
-
-_ALL_NODES: dict[int, tuple[tuple[int, int], ...]] = defaultdict(
-    tuple, {1: ((0, 0),), 2: ((0, 1),)}
-)
-"""The kinds of nodes at the ends of a relation that has all that there are, by their number."""
-
-
-GRAPHS = (DGLGraph, DGLBlock)
-"""The classes of DGL's own graphs, of which nothing is overridden."""
-
-
 FOREIGN: dict[type, Callable[[Any], Structure | Refusal]] = {}
 """Functions that give the edges of index objects that are not DGL's own, by their class."""
 
@@ -450,7 +407,7 @@ def install(patches: Patches) -> None:
         if type(etype) is int and etype == 0 and is_single(self):
             return self  # in less time than DGL makes another, over the same edges
         found, source = relation(self, etype), _source_of(self)
-        found.__dict__[_SINGLE] = True
+        set_single(found)
         if self.number_of_etypes() > 1:
             number, relations = int(etype), source.relations
             source = relations.get(number) or relations.setdefault(number, _Source())
@@ -460,31 +417,12 @@ def install(patches: Patches) -> None:
     @functools.wraps(reverse)
     def reversed_index(self: Any) -> Any:
         found = reverse(self)
-        size = self.__dict__.get(SIZE)
-        if size is not None:
-            found.__dict__[SIZE] = size
-            if size < FEWEST and current().min_edges is None:
-                return found  # nobody will ask where it comes from
+        if has_size_of(found, self):
+            return found  # nobody will ask where it comes from
         source = _source_of(self)
         _join(found, source.reversed or _Source(source))
         return found
 
-    item = DGLGraph.__getitem__
-
-    @functools.wraps(item)
-    def taken(self: Any, key: Any) -> Any:
-        if type(key) is not tuple or type(self) not in GRAPHS or [key] != self._canonical_etypes:
-            return item(self, key)
-        if not is_single(self._graph):
-            return item(self, key)
-        source, name, destination = key
-        nodes, edges = [*self._node_frames], [*self._edge_frames]
-        # Both kinds of a block have the same name.
-        kinds = [source] if len(nodes) == 1 else ([source], [destination])
-        return type(self)(self._graph, kinds, [name], nodes, edges)
-
-    # `update_all` and `apply_edges` take the relation that they are called for.
-    patches.replace(DGLGraph, "__getitem__", taken)
     patches.replace(HeteroGraphIndex, "get_relation_graph", get_relation_graph)
     patches.replace(HeteroGraphIndex, "reverse", reversed_index)
     for name in ("adjacency_matrix", "adjacency_matrix_tensors"):

@@ -29,9 +29,10 @@ from fastgraph.dgl.expressions import (
     takes,
 )
 from fastgraph.dgl.functions import Pair, pair_of
+from fastgraph.dgl.index_objects import is_below
 from fastgraph.dgl.ranks import ranks
-from fastgraph.dgl.sizes import ProgramWork, is_below
-from fastgraph.dgl.structure import Structure, num_edges_of, structure_of
+from fastgraph.dgl.sizes import ProgramWork
+from fastgraph.dgl.structure import Structure, structure_of
 from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
 from fastgraph.edge_programs.operations import EXTREMA
 from fastgraph.layers.prepared import Prepared
@@ -40,7 +41,7 @@ from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.programs import is_by_identity, remember
-from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, are_too_few
+from fastgraph.routing.sizes import PROGRAM, TOO_SMALL
 from fastgraph.routing.small_calls import Kind, SmallCalls
 
 Computation = Callable[[], dict[str, Tensor]]
@@ -78,12 +79,7 @@ def is_tiny(graph: Any) -> bool:
     Args:
         graph: with one relation.
     """
-    gidx = graph._graph
-    if type(gidx) is not HeteroGraphIndex or torch.compiler.is_compiling():
-        return False
-    if is_below(gidx, PROGRAM.bound()):
-        return True
-    return are_too_few(PROGRAM, num_edges_of(gidx)) and _is_on_cpu(graph)
+    return not torch.compiler.is_compiling() and is_below(graph._graph, PROGRAM.bound())
 
 
 def plan_of_layer(
