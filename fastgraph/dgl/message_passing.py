@@ -24,13 +24,13 @@ from dgl.function.base import BuiltinFunction
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
-from fastgraph.dgl.index_objects import FEWEST, is_below
-from fastgraph.dgl.sizes import WEIGHTED_SUM, is_too_small
+from fastgraph.dgl.index_objects import is_below
+from fastgraph.dgl.sizes import PRODUCT, SOFTMAX, WEIGHTED_SUM, is_too_small
 from fastgraph.dgl.structure import SEVERAL_RELATIONS
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take
-from fastgraph.routing.sizes import TOO_SMALL
+from fastgraph.routing.sizes import TOO_SMALL, Least
 from fastgraph.routing.status import THREAD, count_program, count_too_small, leave
 from fastgraph.routing.switch import SWITCH
 
@@ -39,9 +39,14 @@ def _any(*_: Any) -> None:
     """DGL looks at its arguments itself."""
 
 
-def _fewest(*_: object) -> int:
-    """The number of edges from which on a call may gain."""
-    return FEWEST
+def _of_any(least: Least) -> Callable[..., int]:
+    """The number of edges from which on a call may gain, whatever its arguments."""
+    return lambda *_: least.bound()
+
+
+def _of_none(*_: object) -> int:
+    """The same of calls that have no graph."""
+    return 0
 
 
 _UPDATE, _APPLY = "dgl.update_all", "dgl.apply_edges"
@@ -70,9 +75,9 @@ def install(patches: Patches) -> None:
     """Replace the functions in DGL's module."""
     for function, name, route, bound, check in (
         ("GSpMM", "dgl.gspmm", gspmm.plan, gspmm.bound, None),
-        ("GSDDMM", "dgl.gsddmm", gsddmm.plan, _fewest, gsddmm.check),
-        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan, _fewest, edge_softmax.check),
-        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan, _fewest, None),
+        ("GSDDMM", "dgl.gsddmm", gsddmm.plan, _of_any(PRODUCT), gsddmm.check),
+        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan, _of_any(SOFTMAX), edge_softmax.check),
+        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan, _of_none, None),
     ):
         found = getattr(upstream, function)
         apply = _routed(found, name, route, bound, check)
