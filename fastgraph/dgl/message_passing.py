@@ -76,7 +76,13 @@ def install(patches: Patches) -> None:
     for function, name, route, bound, check in (
         ("GSpMM", "dgl.gspmm", gspmm.plan, gspmm.bound, None),
         ("GSDDMM", "dgl.gsddmm", gsddmm.plan, _of_any(PRODUCT), gsddmm.check),
-        ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan, _of_any(SOFTMAX), edge_softmax.check),
+        (
+            "EdgeSoftmax",
+            "dgl.edge_softmax",
+            edge_softmax.plan,
+            _of_any(SOFTMAX),
+            edge_softmax.check,
+        ),
         ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan, _of_none, None),
     ):
         found = getattr(upstream, function)
