@@ -16,7 +16,7 @@ _ROWS = RowOrder(native.library)
 _KERNELS = native_kernels(
     native.library, _ROWS, at_once={"gat"}, leaves_out=True, by_destination={"segment_reduce"}
 )
-_KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS)
+_KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True)
 
 
 class CpuBackend:

@@ -38,7 +38,7 @@ class _Made(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _made(program: Program, rounds: bool) -> _Made:
+def _made(program: Program, rounds: bool, by_terms: bool) -> _Made:
     outputs = []
     for output in program.outputs:
         # Sizes that stand for themselves.
@@ -52,14 +52,19 @@ def _made(program: Program, rounds: bool) -> _Made:
     # depends on it.
     has_total = any(output.reduction in ("total", OUTER) for output in program.outputs)
     ascending = has_total or not gathered
-    return _Made(lower(program, rounds=rounds), tuple(outputs), widest, ascending)
+    lowered = lower(program, rounds=rounds, by_terms=by_terms)
+    return _Made(lowered, tuple(outputs), widest, ascending)
 
 
 _ROWS, _EDGES = -1, -2
 
 
 def edge_program_kernel(
-    library: Callable[[], Any], rows: GroupedRows, generated: GeneratedKernels | None = None
+    library: Callable[[], Any],
+    rows: GroupedRows,
+    generated: GeneratedKernels | None = None,
+    *,
+    by_terms: bool = False,
 ) -> Kernel:
     """The kernel of ``edge_program``.
 
@@ -67,6 +72,7 @@ def edge_program_kernel(
         library: gives the native library; asked at each call.
         rows: gives them as the library's kernels visit them.
         generated: gives a kernel for some programs; the others are interpreted.
+        by_terms: whether the library can sum products product by product.
     """
 
     def edge_program(
@@ -76,7 +82,7 @@ def edge_program_kernel(
         num_rows, num_in = graph.num_dst, graph.num_src
         if transpose:
             num_rows, num_in = num_in, num_rows
-        made = _made(program, like.dtype.itemsize < 4)
+        made = _made(program, like.dtype.itemsize < 4, by_terms)
         sizes = num_rows, graph.num_edges
         out = [
             new_rows(like, width if of is None else (sizes[of], *width), dtype)

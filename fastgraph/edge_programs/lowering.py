@@ -7,6 +7,7 @@ for the row; only what is left is computed for every edge, in registers that hol
 from __future__ import annotations
 
 import functools
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -131,15 +132,23 @@ class _Reduction(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def lower(program: Program, *, rounds: bool) -> Lowered:
-    """A program as native functions take it; ``rounds`` if the dtype is narrower than sums."""
-    lowering = _Lowering(program, rounds)
+def lower(program: Program, *, rounds: bool, by_terms: bool = False) -> Lowered:
+    """A program as native functions take it.
+
+    Args:
+        program: any.
+        rounds: whether the dtype is narrower than sums.
+        by_terms: whether sums of products may be summed product by product, as the kernels of CPUs
+            can: reductions of one output, each of which goes on with the sums of the one before.
+    """
+    lowering = _Lowering(program, rounds, by_terms)
     return Lowered(lowering.code(), tuple(lowering.transposes))
 
 
 class _Lowering:
-    def __init__(self, program: Program, rounds: bool) -> None:
+    def __init__(self, program: Program, rounds: bool, by_terms: bool) -> None:
         self._program = program
+        self._by_terms = by_terms
         self._nodes: list[_Node] = []
         self._numbers: dict[_Node, int] = {}
         # How often values change: 0 never, 1 with the row, 2 with the edge.
@@ -283,7 +292,7 @@ class _Lowering:
             elif kind == "edge":
                 yield _Reduction(kind, self._of_value[output.value], -1, -1, number)
             else:
-                yield self._sum(number, output)
+                yield from self._sums(number, output)
         for (kind, value), own in extrema.items():
             for out, ties in zip_longest(*own, fillvalue=-1):
                 yield _Reduction(kind, self._of_value[value], -1, -1, out, ties)
@@ -296,28 +305,36 @@ class _Lowering:
                 largest, scale = (-1 if record is None else record for record in taken)
                 yield _Reduction(SOFTMAX, value, score, -1, number, largest, scale)
 
-    def _sum(self, number: int, output: Output) -> _Reduction:
-        """A sum whose product the reduction computes, and of whose rows only the sum is scaled."""
-        whole = self._of_value[output.value]
-        width = self._nodes[whole].width
-        factors = [self._of_value[f] for f in self._factors(output.value)]
-        of_row = [f for f in factors if self._often[f] < 2]
-        rest = [f for f in factors if self._often[f] == 2]
-        if not rest:
-            return _Reduction(output.reduction, whole, -1, -1, number)
+    def _sums(self, number: int, output: Output) -> Iterable[_Reduction]:
+        """A sum whose products reductions compute, and of whose rows only the sum is scaled."""
+        is_split = self._by_terms and output.reduction in ("sum", "mean")
+        terms = self._terms(output.value) if is_split else [output.value]
+        products = [Counter(self._of_value[f] for f in self._factors(term)) for term in terms]
+        if all(self._often[f] < 2 for product in products for f in product):
+            yield _Reduction(output.reduction, self._of_value[output.value], -1, -1, number)
+            return
+        # What all have in common scales the sum.
+        common = functools.reduce(operator.and_, products)
+        of_row = [f for f in common.elements() if self._often[f] < 2]
+        width = self._program.width(output.value)
         row_factor = self._product([self._spread(f, width) for f in of_row])
-        narrow = [f for f in rest if self._nodes[f].width < width]
-        wide = [f for f in rest if self._nodes[f].width == width]
+        for product in products:
+            rest = list((product - Counter(of_row)).elements())
+            value, factor = self._in_two(rest, width)
+            yield _Reduction(output.reduction, value, factor, row_factor, number)
+
+    def _in_two(self, factors: list[int], width: int) -> tuple[int, int]:
+        """The product of factors as that of two: of a value of some width, and of a factor."""
+        narrow = [f for f in factors if self._nodes[f].width < width]
+        wide = [f for f in factors if self._nodes[f].width == width]
         widest = max((self._nodes[f].width for f in narrow), default=1)
         if not wide or any(widest % self._nodes[f].width for f in narrow):
             wide += [self._spread(f, width) for f in narrow]
             narrow = []
         if not narrow and len(wide) > 1:
             narrow = [wide.pop()]
-        factor = self._product(
-            [self._spread(f, max(self._nodes[f].width for f in narrow)) for f in narrow]
-        )
-        return _Reduction(output.reduction, self._product(wide), factor, row_factor, number)
+        spread = [self._spread(f, max(self._nodes[f].width for f in narrow)) for f in narrow]
+        return self._product(wide), self._product(spread)
 
     def _product(self, factors: list[int]) -> int:
         """The product of nodes of one width; -1 for none."""
@@ -340,6 +357,33 @@ class _Lowering:
         if instruction.operation != "mul":
             return [value]
         return [f for argument in instruction.arguments for f in self._factors(argument)]
+
+    def _terms(self, value: int) -> list[int]:
+        """The values whose sum a value is, if each is a product with a number for some channels.
+
+        Of these the products need not be computed before they are summed.
+        """
+        terms = self._addends(value)
+        width = self._program.width(value)
+        for term in terms:
+            factors = self._factors(term)
+            widths = [self._program.width(f) for f in factors]
+            has_narrow = any(
+                w < width and self._often[self._of_value[f]] == 2
+                for f, w in zip(factors, widths, strict=True)
+            )
+            if width not in widths or not has_narrow:
+                return [value]
+        return terms
+
+    def _addends(self, value: int) -> list[int]:
+        place = value - len(self._program.operands)
+        if place < 0:
+            return [value]
+        instruction = self._program.instructions[place]
+        if instruction.operation != "add":
+            return [value]
+        return [a for argument in instruction.arguments for a in self._addends(argument)]
 
     def _fuse(self) -> None:
         """Make one node of those that only follow each other: each reads and writes registers."""

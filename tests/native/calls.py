@@ -489,6 +489,8 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
 
 EDGE_PROGRAMS = (
     "x = gathered 40\nw = edge 4\nt0 = mul w x\nsum t0\nmean x\nedge t0",
+    "x = gathered 40\ny = gathered 40\nw = edge 4\nn = row 1\nt0 = mul w x\nt1 = dot x y 2\n"
+    "t2 = mul t1 y\nt3 = add t0 t2\nt4 = mul t2 n\nt5 = add t3 t4\nsum t3\nmax t3\nmean t5",
     "x = gathered 3\nr = row 3\nt0 = add x r\nt1 = relu t0\nmax t1\nmax_ties t1\nmin x",
     "x = gathered 35\nr = row 35\np = parameter 1\nt0 = mul r x\nt1 = dot x r 7\nt2 = mul t0 p\n"
     "sum t2\ntotal t1\nedge t1",

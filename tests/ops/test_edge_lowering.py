@@ -14,9 +14,58 @@ from fastgraph.graphs.graph import Graph
 from tests.graphs import random_edges
 
 
-def operations(program: Program) -> list[str]:
+def operations(program: Program, *, by_terms: bool = False) -> list[str]:
     """Of a lowered program, in order."""
-    return [OPERATIONS[row[0]] for row in lower(program, rounds=False).code.instructions.tolist()]
+    code = lower(program, rounds=False, by_terms=by_terms).code
+    return [OPERATIONS[row[0]] for row in code.instructions.tolist()]
+
+
+WEIGHTED = """
+q = row 8
+x = gathered 8
+y = gathered 8
+r = row 1
+t0 = dot q x 2
+t1 = mul t0 r
+t2 = mul t1 y
+t3 = dot q y 1
+t4 = mul x t3
+t5 = mul t4 r
+t6 = add t2 t5
+sum t6
+"""
+
+
+def reductions(text: str, *, by_terms: bool = True) -> list[list[int]]:
+    """The values, factors and factors of rows of a lowered program, and what they are for."""
+    code = lower(parse(text), rounds=False, by_terms=by_terms).code
+    return [row[1:5] for row in code.reductions.tolist()]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_products_with_a_number_for_each_edge_are_summed_one_by_one(reduction: str) -> None:
+    text = WEIGHTED.replace("sum", reduction)
+    (first, second), (whole,) = reductions(text), reductions(text, by_terms=False)
+    assert [first[0], second[0]] == [2, 1]
+    assert first[3] == second[3] == whole[3] == 0
+    assert first[2] == second[2] >= 0  # what the rows have scales both
+    assert operations(parse(text), by_terms=True) == ["dot", "dot", "spread"]
+
+
+def test_what_scales_some_products_only_is_a_factor_of_these() -> None:
+    first, second = reductions(WEIGHTED.replace("mul t4 r", "mul t4 y"))
+    assert first[2] == second[2] == -1
+
+
+@pytest.mark.parametrize("reduction", ["max", "total", "edge"])
+def test_other_reductions_take_the_sum_of_products(reduction: str) -> None:
+    assert len(reductions(WEIGHTED.replace("sum", reduction))) == 1
+
+
+@pytest.mark.parametrize("term", ["mul x y", "mul r x", "neg t4", "sub t4 y"])
+def test_a_sum_with_other_terms_is_computed_for_each_edge(term: str) -> None:
+    text = WEIGHTED.replace("t5 = mul t4 r", f"t5 = {term}")
+    assert len(reductions(text)) == 1
 
 
 GATED = "k = row 8\nq = gathered 8\nv = gathered 8\nt0 = add k q\nt1 = {} t0\nt2 = mul t1 v\nsum t2"

@@ -155,6 +155,25 @@ def attention_like(message: Message, width: int = 40) -> None:
         message.reduce(reduction, message.apply("mul", message.apply("mul", gate, v), scale))
 
 
+def weighted(message: Message, width: int = 40) -> None:
+    """Sums of products with numbers of edges, which a row scales alike or not."""
+    x, y, r = (message.operand(place, width) for place in ("gathered", "gathered", "row"))
+    wide, narrow = message.operand("edge", 4), message.operand("edge", 2)
+    scale = message.operand("row", 2)
+    first = message.apply("mul", message.apply("mul", x, wide), scale)
+    second = message.apply("mul", narrow, message.apply("mul", scale, y))
+    both = message.apply("add", first, second)
+    message.reduce("sum", both)
+    message.reduce("mean", message.apply("add", both, message.apply("mul", r, wide)))
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_sums_of_products(case: Case, backend: str) -> None:
+    message = Message(case)
+    weighted(message)
+    message.check(twice=True)
+
+
 @pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_graphs(case: Case, transpose: bool, backend: str) -> None:
@@ -222,6 +241,7 @@ def test_ties_are_split_as_upstream(reduction: str, backend: str) -> None:
 def test_bits_for_any_number_of_threads(threads: int, restore_threads: None) -> None:
     message = Message(Case("hub", hub_edges(400, 50_000), 400, 400), values=ordinary)
     attention_like(message)
+    weighted(message)
     message.reduce("total", message.apply("tanh", message.operand("gathered", 40)))
     assert_bits_of_threads(message, threads)
 

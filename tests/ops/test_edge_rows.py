@@ -39,6 +39,10 @@ REDUCTIONS = {
         "t11 = fold_max r {narrow}\nt12 = mul t7 t11\nt13 = atan2 t9 t1\n"
         "t14 = pad t3 {double} 1 0\nsum t12\nmax t8\nsum t13\nsum t10\nmax t10\nsum t14"
     ),
+    "terms": (
+        "t7 = mul n x\nt8 = mul t1 t7\nt9 = mul e w\nt10 = mul t9 n\nt11 = add t8 t10\n"
+        "t12 = mul t6 e\nt13 = add t11 t12\nsum t11\nmean t13\nmax t11\nsum t5\nsum t13"
+    ),
     "products": "t7 = product w m {odd}\nsum t7\nmax t7\nedge t7",
 }
 

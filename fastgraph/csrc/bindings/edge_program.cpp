@@ -158,6 +158,22 @@ void check_outer(const EdgeCode& code, int64_t number, int64_t num_outputs) {
   }
 }
 
+#ifdef FASTGRAPH_GENERATED_KERNELS
+constexpr bool kSumsByTerms = false;
+#else
+constexpr bool kSumsByTerms = true;
+#endif
+
+// Of a reduction of rows that goes on with the sums of the one before.
+void check_term(const EdgeCode& code, int64_t number) {
+  const EdgeReduction &term = code.reductions[number], &first = code.reductions[number - 1];
+  const bool is_as_wide = code.slots[term.value].width == code.slots[first.value].width;
+  const bool is_alike = term.kind == first.kind && term.row_factor == first.row_factor;
+  if (!kSumsByTerms || !is_as_wide || !is_alike) {
+    refuse("reduction", number, "have an output of its own");
+  }
+}
+
 void check_reductions(const EdgeCode& code, int64_t num_outputs) {
   constexpr const char* kName = "reduction";
   for (int64_t r = 0; r < code.num_reductions; ++r) {
@@ -168,6 +184,7 @@ void check_reductions(const EdgeCode& code, int64_t num_outputs) {
     }
     check_slot(code, reduction.value, kName, r);
     const int32_t width = code.slots[reduction.value].width;
+    if (code.goes_on(r - 1)) check_term(code, r);
     const bool is_sum = !reduction.is_extremum() && reduction.kind != EdgeReductionKind::kEdge;
     if (reduction.is_softmax()) {
       check_softmax(code, r, num_outputs);

@@ -54,13 +54,13 @@ class EdgeProgram {
       const bool has_rows = reduction.kind != EdgeReductionKind::kTotal && !is_outer;
       T* const out = static_cast<T*>(reduction.out < 0 ? nullptr : outputs[reduction.out]);
       results_.emplace_back(Matrix<T>{out, out && has_rows ? rows : 0, width});
-      begin_.push_back(sums_size_);
+      begin_.push_back(code.goes_on(r - 1) ? begin_.back() : sums_size_);
       total_begin_.push_back(is_outer ? outer_size_ : totals_size_);
       if (is_outer) {
         outer_size_ += width * code.slots[reduction.factor].width;
         continue;
       }
-      if (!is_of_edges) sums_size_ += state_size(reduction);
+      if (!is_of_edges && !code.goes_on(r)) sums_size_ += state_size(reduction);
       if (!has_rows) totals_size_ += width;
     }
     // Whole vectors are read and written, of types that alternate.
@@ -286,7 +286,15 @@ class EdgeProgram {
     const EdgeReduction& reduction = code_.reductions[r];
     const int64_t row = own.rows.row[place], begin = own.rows.begin[place];
     const int64_t edges = own.rows.begin[place + 1] - begin;
-    A* const sums = own.sums.get() + begin_[r];
+    A* const sums = own.sums.get() + place * sums_size_ + begin_[r];
+    if (code_.goes_on(r - 1) || code_.goes_on(r)) {
+      if (!code_.goes_on(r - 1)) this->begin(reduction, sums);
+      Sums::add(own.registers, reduction.value, reduction.factor, begin, edges, Kept{sums});
+      if (code_.goes_on(r)) return;
+      Sums::store_sum(sums, whole(own.registers, reduction, results_[r], begin, row, edges),
+                      width_of(reduction));
+      return;
+    }
     if (reduction.kind == EdgeReductionKind::kSum || reduction.kind == EdgeReductionKind::kMean) {
       Sums::add(own.registers, reduction.value, reduction.factor, begin, edges,
                 whole(own.registers, reduction, results_[r], begin, row, edges));
@@ -359,6 +367,7 @@ class EdgeProgram {
   void finish(const Registers& registers, int64_t row, int64_t count, A* sums, A* totals) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
+      if (code_.goes_on(r)) continue;
       A* const own = sums + begin_[r];
       switch (reduction.kind) {
         case EdgeReductionKind::kEdge:
@@ -474,7 +483,7 @@ class EdgeProgram {
   void combine(A* sums, A* later) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
-      if (!has_state(reduction)) continue;
+      if (!has_state(reduction) || code_.goes_on(r)) continue;
       const int64_t width = width_of(reduction);
       A* const own = sums + begin_[r];
       A* const other = later + begin_[r];

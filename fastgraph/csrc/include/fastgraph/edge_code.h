@@ -125,7 +125,8 @@ constexpr int32_t kNumEdgeReductions = static_cast<int32_t>(EdgeReductionKind::k
 // Of value * factor over edges, times row_factor; -1 stands for nothing. A factor may be narrower.
 // A softmax weighs values by the exponentials of scores, which are the factor, as narrow; in place
 // of the row factor it has the slot where exponentials go. Outer products are those of the value
-// and the factor, summed over all edges.
+// and the factor, summed over all edges. Of sums that follow each other with one output, which CPUs
+// know, each goes on with what the one before has.
 struct EdgeReduction {
   EdgeReductionKind kind;
   int32_t value;
@@ -136,6 +137,9 @@ struct EdgeReduction {
   int32_t scale;   // of a softmax: that of 1 over the sums of exponentials
 
   bool is_outer() const { return kind == EdgeReductionKind::kOuter; }
+  bool is_sum_of_rows() const {
+    return kind == EdgeReductionKind::kSum || kind == EdgeReductionKind::kMean;
+  }
   bool is_softmax() const { return kind == EdgeReductionKind::kSoftmax; }
   bool is_extremum() const {
     return kind == EdgeReductionKind::kMax || kind == EdgeReductionKind::kMin;
@@ -155,6 +159,12 @@ struct EdgeCode {
   // a row; null where there is none.
   const void* kernel = nullptr;
   unsigned chunks = 1;
+
+  // Whether the reduction that follows goes on with the sums of one: both have the same output.
+  bool goes_on(int64_t r) const {
+    return r >= 0 && r + 1 < num_reductions && reductions[r].is_sum_of_rows() &&
+           reductions[r].out == reductions[r + 1].out;
+  }
 
   // Whether it multiplies values of edges by matrices, or sums their outer products.
   bool multiplies() const {
