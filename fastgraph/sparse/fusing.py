@@ -3,7 +3,7 @@
 From each virtual matrix to the sparse one that samples it, a path is one group ("High-Performance
 and Programmable Attentional Graph Neural Networks with Global Tensor Formulations", SC 2023,
 section 6.2). A softmax of scaled dot products is ``attention``, one of a LeakyReLU of sums ``gat``;
-products of dot products, without a softmax, are an edge program where no gradient is recorded.
+products of dot products, without a softmax, are an edge program.
 """
 
 from __future__ import annotations
@@ -205,8 +205,6 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
     (dot,) = made.dots
     if body.device.type != "cpu":
         return "an edge program that was measured on CPUs only"
-    if torch.is_grad_enabled() and (x.requires_grad or body.requires_grad):
-        return "gradients, which separate operators compute faster than an edge program"
     query, key = _ends_of(dot)
     if query.shape[1] != _heads(x):
         return "scores of another number of heads"
@@ -441,5 +439,19 @@ def _scaled(x: Tensor, factors: list[Factor]) -> Tensor:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """True if both are one tensor; neither has a gradient here."""
-    return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
+    """True if both are views of one tensor, of the same numbers and with a common gradient."""
+    if a.shape != b.shape or a.stride() != b.stride() or a.data_ptr() != b.data_ptr():
+        return False
+    (first, of_first), (second, of_second) = _viewed(a), _viewed(b)
+    return not torch.is_grad_enabled() or (first is second and of_first == of_second)
+
+
+_VIEWS = ("PermuteBackward0", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0")
+
+
+def _viewed(x: Tensor) -> tuple[object, int]:
+    """The step of autograd, with the number of its output, of which a tensor is a view."""
+    step, number = x.grad_fn, x.output_nr
+    while step is not None and step.name() in _VIEWS:
+        step, number = step.next_functions[0]
+    return (x if step is None and x.requires_grad else step), number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -151,14 +152,11 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         )
 
 
-def weighted(a: SparseMatrix, t: list[Tensor]) -> SparseMatrix:
-    """Vanilla attention, with weights of entries, and a factor of rows and of columns."""
-    lengths = fgs.rows(t[2].exp()) * fgs.cols(t[3].exp())
-    return fgs.bsddmm(a, t[0], t[1].transpose(0, 1)) * 2 / lengths_of(a, lengths)
-
-
-def lengths_of(a: SparseMatrix, lengths: fgs.Virtual) -> SparseMatrix:
-    return fgs.val_like(a, torch.ones_like(a.val)) * lengths
+def product_of_dots(places: Tensor, dots: Tensor, x: Tensor) -> Tensor:
+    """Features ``[m, k]`` or ``[m, k, heads]``, weighed by numbers ``[n, m]`` or of heads."""
+    if x.dim() == 2:
+        return (places * dots) @ x
+    return torch.einsum("nm,nmh,mkh->nkh", places, dots, x)
 
 
 @pytest.mark.parametrize("heads", [None, 2])
@@ -169,42 +167,90 @@ def test_product_without_softmax(
 ) -> None:
     monkeypatch.setattr(fusing, "_FEWEST_OF_PROGRAM", 0)
     a = ones(name)
-    t = [x.detach() for x in operands(a.shape, heads)]
+    t = operands(a.shape, heads)
     key = t[4] if is_shared else t[1]
-    weight = randn(a.nnz, seed=11)
+    weight = randn(a.nnz, seed=11).requires_grad_()
     weights = fgs.val_like(a, weight)
     virtual = (fgs.dense(t[0]) @ key.transpose(0, 1)) * 2 / (fgs.rows(t[2]) * fgs.cols(t[3]))
     with recording() as status:
         out = (weights * virtual) @ t[4]
     assert status.row("sparse").programs == 1
-    dots = torch.einsum("nk...,mk...->nm...", t[0], key)
-    scaled = 2 * dots / (t[2].unsqueeze(1) * t[3].unsqueeze(0))
-    places = dense(a.pattern, weight)
-    if heads is None:
-        expected = (places * scaled) @ t[4]
-    else:
-        expected = torch.einsum("nm,nmh,mkh->nkh", places, scaled, t[4])
+    dots = 2 * torch.einsum("nk...,mk...->nm...", t[0], key)
+    scaled = dots / (t[2].unsqueeze(1) * t[3].unsqueeze(0))
+    expected = product_of_dots(dense(a.pattern, weight), scaled, t[4])
     torch.testing.assert_close(out, expected)
+    wanted, grad = [*t, weight], randn(*out.shape, seed=9)
+    pairs = [
+        torch.autograd.grad(o, wanted, grad, allow_unused=True, create_graph=True)
+        for o in (out, expected)
+    ]
+    torch.testing.assert_close(*pairs)
+    again = [
+        torch.autograd.grad(
+            sum(g.square().sum() for g in p if g is not None),
+            wanted,
+            materialize_grads=True,
+            allow_unused=True,
+        )
+        for p in pairs
+    ]
+    torch.testing.assert_close(*again)
 
 
 @pytest.mark.parametrize("heads", [None, 2])
-def test_with_gradients_what_has_no_softmax_is_separate(heads: int | None) -> None:
+def test_gradients_of_vanilla_attention(heads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor thrice, as queries, keys and features."""
+    monkeypatch.setattr(fusing, "_FEWEST_OF_PROGRAM", 0)
     a = ones("square")
-    t = operands(a.shape, heads)
+    x = operands(a.shape, heads)[4]
+
+    def product(x: Tensor) -> Tensor:
+        return fgs.bsddmm(a, x, x.transpose(0, 1)) @ x
+
     with recording() as status:
-        out = fgs.bsddmm(a, t[0], t[1].transpose(0, 1)) @ t[4]
-    (reason,) = status.row("sparse").reasons
-    assert "gradients" in reason
-    dots = torch.einsum("nk...,mk...->nm...", t[0], t[1])
-    places = dense(a.pattern, a.val)
-    if heads is None:
-        expected = (places * dots) @ t[4]
-    else:
-        expected = torch.einsum("nm,nmh,mkh->nkh", places, dots, t[4])
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(o.square().sum(), [t[0], t[1], t[4]]) for o in (out, expected))
-    )
+        out = product(x)
+    assert status.row("sparse").programs == 1
+    dots = torch.einsum("nk...,mk...->nm...", x, x)
+    torch.testing.assert_close(out, product_of_dots(dense(a.pattern, a.val), dots, x))
+    assert torch.autograd.gradcheck(product, x)
+    assert torch.autograd.gradgradcheck(product, x)
+
+
+class Reversed(torch.autograd.Function):
+    """The same numbers, whose gradient has the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+@pytest.mark.parametrize("change", [Reversed.apply, Tensor.detach, lambda x: x.detach() * 1])
+def test_keys_with_another_gradient_than_features(
+    change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusing, "_FEWEST_OF_PROGRAM", 0)
+    a = ones("square")
+    x = operands(a.shape, None)[4]
+    for key, value in ((change(x), x), (x, change(x))):
+        with recording() as status:
+            out = fgs.sddmm(a, x, key.transpose(0, 1)) @ value
+        assert status.row("sparse").programs == 1
+        expected = (dense(a.pattern, a.val) * (x @ key.T)) @ value
+        torch.testing.assert_close(
+            *(torch.autograd.grad(o.square().sum(), x) for o in (out, expected))
+        )
+
+
+def test_few_entries_are_separate() -> None:
+    a = ones("square")
+    t = operands(a.shape, None)
+    with recording() as status:
+        _ = fgs.sddmm(a, t[0], t[1].T) @ t[4]
+    assert list(status.row("sparse").reasons) == ["too few entries for an edge program to gain"]
 
 
 def test_values_of_entries_are_added_to_scores() -> None:
