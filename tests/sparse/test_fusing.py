@@ -166,6 +166,7 @@ def test_product_without_softmax(
     name: str, heads: int | None, is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fusing, "_FEWEST_OF_PROGRAM", 0)
+    monkeypatch.setattr(fusing, "_FEWEST_OF_ROW", 0)
     a = ones(name)
     t = operands(a.shape, heads)
     key = t[4] if is_shared else t[1]
@@ -251,6 +252,23 @@ def test_few_entries_are_separate() -> None:
     with recording() as status:
         _ = fgs.sddmm(a, t[0], t[1].T) @ t[4]
     assert list(status.row("sparse").reasons) == ["too few entries for an edge program to gain"]
+
+
+def test_factors_of_few_entries_are_separate_with_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fusing, "_FEWEST_OF_PROGRAM", 0)
+    a = ones("square")
+    t = operands(a.shape, None)
+    for number, place in ((2, fgs.rows), (3, fgs.cols)):
+        factor = t[number]
+        products = [a * ((fgs.dense(t[0]) @ t[1].T) * place(f)) for f in (factor, factor.detach())]
+        with recording() as status:
+            outs = [product @ t[4] for product in products]
+        (reason,) = status.row("sparse").reasons
+        assert "factors of rows or columns" in reason
+        assert status.row("sparse").programs == 1
+        torch.testing.assert_close(*outs)
 
 
 def test_values_of_entries_are_added_to_scores() -> None:
