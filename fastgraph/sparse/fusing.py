@@ -43,8 +43,9 @@ _FEWEST_OF_PROGRAM = 2**22
 """Entries times channels from which on an edge program was faster than two operators."""
 
 _FEWEST_OF_ROW = 16
-"""The same for the mean number of entries in a row or column whose factor has a gradient: of 6.4 in
-WordNet separate operators took 0.96 times as long, of 88 in Tolokers 1.08 to 1.17 times."""
+"""The same for the mean number of entries in a row or column whose factor has a gradient, with one
+head: of 6.4 in WordNet separate operators took 0.96 times as long, of 88 in Tolokers 1.08 to 1.17
+times. With eight heads they took longer on both."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,9 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
     if body.pattern.nnz * x[0].numel() < _FEWEST_OF_PROGRAM:
         return "too few entries for an edge program to gain"
     has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in made.rows + made.cols)
-    if has_gradient and body.pattern.nnz < _FEWEST_OF_ROW * max(body.pattern.shape):
-        return "gradients of factors of rows or columns that have few entries"
+    is_small = body.pattern.nnz < _FEWEST_OF_ROW * max(body.pattern.shape) and _heads(x) == 1
+    if has_gradient and is_small:
+        return "gradients of factors of rows or columns that have few entries, of one head"
 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = body.pattern.edges

@@ -531,7 +531,8 @@ def edge_program(lib: Library, draw: Draw) -> Prepared:
             else:
                 assert_near(found, expected, 64.0, output.reduction)
 
-    lowered = lower(program, rounds=dtype.itemsize < 4)
+    by_terms = draw.one_of(True, False)
+    lowered = lower(program, rounds=dtype.itemsize < 4, by_terms=by_terms)
     call = graph.arguments | {"num_cols": graph.num_cols, **lowered.code._asdict()}
     return call | {"operands": lowered.operands(operands), "outputs": out}, check
 

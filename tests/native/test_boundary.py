@@ -328,3 +328,35 @@ def test_objects_that_are_no_tensors_are_refused(best: Any) -> None:
         best.spmm(*arguments.values())
     with pytest.raises(TypeError):
         best.spmm(arguments["rowptr"])
+
+
+def test_terms_of_a_sum_are_alike(best: Any) -> None:
+    """Reductions of one output go on with the same sums: of as many channels, scaled alike."""
+    graph = make_graph(best, "random")
+    rowptr, col, edge_id, num_cut, order = graph.csr
+    kinds = [(1, 8), (1, 8), (1, 4), (0, 8), (2, 1)]  # gathered thrice, of a row, of edges
+    slots = torch.tensor(kinds, dtype=torch.int32)
+    operands = [
+        torch.randn(n, w)
+        for n, w in zip(
+            [graph.num_cols] * 3 + [graph.num_rows, graph.num_edges], (8, 8, 4, 8, 1), strict=True
+        )
+    ]
+    out = torch.full((graph.num_rows, 8), 77.0)
+
+    def run(*reductions: list[int]) -> None:
+        table = torch.tensor([[*row, -1, -1] for row in reductions], dtype=torch.int32)
+        best.edge_program(
+            *(rowptr, col, edge_id, num_cut, order, graph.num_cols, slots),
+            *(torch.zeros(5, dtype=torch.float64), torch.empty(0, 5, dtype=torch.int32), table),
+            *(operands, [out]),
+        )
+
+    run([0, 0, 4, 3, 0], [0, 1, -1, 3, 0])
+    x, y, _, r, w = (operand.double() for operand in operands)
+    expected = torch.zeros(out.shape, dtype=torch.float64)
+    expected.index_add_(0, graph.row, x[graph.col] * w + y[graph.col])
+    torch.testing.assert_close(out.double(), expected * r, rtol=1e-4, atol=1e-4)
+    for other in ([0, 2, -1, -1, 0], [0, 1, -1, -1, 0], [1, 1, -1, 3, 0], [2, 1, -1, -1, 0]):
+        with pytest.raises(ValueError, match="reduction 1 must have an output of its own"):
+            run([0, 0, 4, 3, 0], other)
