@@ -11,7 +11,9 @@ from fastgraph.machine.memory import POOL
 from fastgraph.plugins.backend import VerifiedBackend
 from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY, Failures
+from fastgraph.routing.decisions import show_decisions
 from fastgraph.routing.switch import SWITCH
+from fastgraph.tested import warn_where_untested
 
 
 def _verify(backend: VerifiedBackend) -> Failures:
@@ -32,6 +34,7 @@ def enable(
     measure: bool | None = None,
     prefetch: bool | None = None,
     compare: bool | None = None,
+    verbose: bool | None = None,
 ) -> None:
     """Route layers of PyG and DGL through fastgraph in the whole process. Idempotent.
 
@@ -52,6 +55,7 @@ def enable(
             computes on the last one; default: no.
         compare: run every call of a routed layer both ways and raise ``DivergenceError`` where our
             error exceeds upstream's own; several times as slow as upstream.
+        verbose: say on standard error, once each, which layer takes which route, or why none.
 
     Raises:
         ValueError: an unknown or unavailable backend, or a value out of range.
@@ -64,6 +68,7 @@ def enable(
         "measure": measure,
         "prefetch": prefetch,
         "compare": compare,
+        "verbose": verbose,
     }
     chosen = settings.Settings.from_environment()
     if chosen.enabled is False:
@@ -92,6 +97,7 @@ def enabled(
     measure: bool | None = None,
     prefetch: bool | None = None,
     compare: bool | None = None,
+    verbose: bool | None = None,
 ) -> Iterator[None]:
     """:func:`enable` within a ``with`` block; the state before it comes back, however nested.
 
@@ -103,6 +109,7 @@ def enabled(
         measure: as for :func:`enable`.
         prefetch: as for :func:`enable`.
         compare: as for :func:`enable`.
+        verbose: as for :func:`enable`.
 
     Yields:
         Nothing.
@@ -119,6 +126,7 @@ def enabled(
         measure=measure,
         prefetch=prefetch,
         compare=compare,
+        verbose=verbose,
     )
     try:
         yield
@@ -130,6 +138,9 @@ def enabled(
 
 def _turn(active: bool) -> None:
     SWITCH.turn(active)
+    show_decisions(active and settings.current().verbose)
+    if active:
+        warn_where_untested()
     if not active:
         MEMO.forget_named(AGGREGATION)
     plugin_manager().hook.fastgraph_switched(active=active)

@@ -127,6 +127,8 @@ class Settings:
             Never under ``torch.use_deterministic_algorithms``.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
             call of a routed layer both ways and raise where they differ. Very slow.
+        verbose: ``FASTGRAPH_VERBOSE``. Say on standard error, once each, which layer takes which
+            route, or why it takes none.
 
     Raises:
         ValueError: a value of the wrong type or out of range.
@@ -172,6 +174,7 @@ class Settings:
         _expect("True, False or None", lambda value: value is None or isinstance(value, bool)),
     )
     compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
+    verbose: bool = _setting("FASTGRAPH_VERBOSE", _parse_bool, False, _is_flag)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -198,8 +198,8 @@ def count_routed(layer: str) -> None:
 def count_program(layer: str) -> None:
     """Count a routed call that runs an edge program."""
     row = THREAD.recorders[-1].named(layer)  # without the lock, as in `count_routed`
+    row.programs += 1  # first: who observes counts knows then by what the call is routed
     row.routed += 1
-    row.programs += 1
 
 
 def count_refused(layer: str, reason: str) -> None:
@@ -218,6 +218,11 @@ def count_refused(layer: str, reason: str) -> None:
             FallbackWarning,
             stacklevel=caller_level(),
         )
+
+
+def warned(reason: str) -> None:
+    """Say no more why calls run upstream's code, since the user has been told."""
+    _warned.add(reason)
 
 
 def count_separate(layer: str, reason: str) -> None:
