@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fastgraph.enabling import disable, enable, enabled, is_enabled
     from fastgraph.graphs.graph import Graph
     from fastgraph.inspection import explain, is_accelerated
+    from fastgraph.profiling.installing import profile
+    from fastgraph.profiling.profile import Profile
     from fastgraph.reordering import Reordered, reorder
     from fastgraph.routing.status import FallbackWarning, RouteRefusedError, Status
 
@@ -36,6 +38,7 @@ __all__ = [
     "DivergenceError",
     "FallbackWarning",
     "Graph",
+    "Profile",
     "Reordered",
     "RouteRefusedError",
     "Status",
@@ -47,6 +50,7 @@ __all__ = [
     "explain",
     "is_accelerated",
     "is_enabled",
+    "profile",
     "reorder",
     "status",
 ]
@@ -63,6 +67,7 @@ _LAZY = {
     "DivergenceError": "fastgraph.comparison.checking",
     "FallbackWarning": "fastgraph.routing.status",
     "Graph": "fastgraph.graphs.graph",
+    "Profile": "fastgraph.profiling.profile",
     "Reordered": "fastgraph.reordering",
     "RouteRefusedError": "fastgraph.routing.status",
     "Status": "fastgraph.routing.status",
@@ -73,6 +78,7 @@ _LAZY = {
     "explain": "fastgraph.inspection",
     "is_accelerated": "fastgraph.inspection",
     "is_enabled": "fastgraph.enabling",
+    "profile": "fastgraph.profiling.installing",
     "reorder": "fastgraph.reordering",
 }
 
@@ -109,6 +115,16 @@ def clear_cache() -> None:
 
     MEMO.clear()
     POOL.clear()
+
+
+def load_ipython_extension(_: object) -> None:
+    """Enable, for ``%load_ext fastgraph`` in a notebook."""
+    importlib.import_module("fastgraph.enabling").enable()
+
+
+def unload_ipython_extension(_: object) -> None:
+    """Disable, for ``%unload_ext fastgraph``."""
+    importlib.import_module("fastgraph.enabling").disable()
 
 
 # `python -m fastgraph` enables by itself, and reports an invalid variable itself.

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from fastgraph.cli import runner
+from fastgraph.cli import profiled, runner
 
 _PROGRAM = "python -m fastgraph"
 _TARGET = "fastgraph.target"
@@ -133,6 +133,8 @@ def cli() -> None:
     """Dispatch to a command."""
 
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -156,10 +158,28 @@ def _enable_options(command: _Function) -> _Function:
 
 @cli.command(cls=_RunCommand, help=_RUN_HELP)
 @click.option("--report", is_flag=True, help="At exit, show on stderr what was routed and why not.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on stderr, once each, which layer takes which route."
+)
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="At exit, show on stderr where the time went: by layer and line, and by kind of work.",
+)
+@click.option("--profile-html", type=_FILE, help="Write that as a page there.")
+@click.option("--profile-trace", type=_FILE, help="Write all calls there, for chrome://tracing.")
 @_enable_options
 @click.pass_context
 def run(
-    ctx: click.Context, report: bool, backend: str | None, strict: bool, min_edges: int | None
+    ctx: click.Context,
+    report: bool,
+    verbose: bool,
+    profile: bool,
+    profile_html: Path | None,
+    profile_trace: Path | None,
+    backend: str | None,
+    strict: bool,
+    min_edges: int | None,
 ) -> tuple[runner.Target, runner.Options]:
     """Describe the program to run; it starts outside click, which handles exceptions itself."""
     target = ctx.meta[_TARGET]
@@ -168,7 +188,14 @@ def run(
     if target is None:
         raise click.UsageError("Missing a script, -m MODULE, -c CODE or - for stdin.", ctx)
     # A flag that is not given leaves the choice to the environment.
-    return target, runner.Options(report, backend, strict or None, min_edges)
+    asked = profile or profile_html is not None or profile_trace is not None
+    try:
+        outputs = profiled.Outputs.of(profile, profile_html, profile_trace) if asked else None
+    except OSError as error:
+        raise click.UsageError(str(error), ctx) from None
+    return target, runner.Options(
+        report, backend, strict or None, min_edges, verbose or None, outputs
+    )
 
 
 @cli.command(cls=_CompareCommand, help=_COMPARE_HELP)

@@ -12,6 +12,7 @@ import types
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from fastgraph.cli import profiled
 from fastgraph.cli.children import enable_in_children
 from fastgraph.cli.execution import run_file, run_stdin, run_string
 from fastgraph.cli.shadowing import forget_shadowed
@@ -40,18 +41,25 @@ class Options:
     backend: str | None = None
     strict: bool | None = None
     min_edges: int | None = None
+    verbose: bool | None = None
+    profile: profiled.Outputs | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Those of ``fastgraph.enable()``."""
-        return {"backend": self.backend, "strict": self.strict, "min_edges": self.min_edges}
+        return {
+            "backend": self.backend,
+            "strict": self.strict,
+            "min_edges": self.min_edges,
+            "verbose": self.verbose,
+        }
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that say the same."""
         names = variables()
         return {
-            names[argument]: str(int(value) if argument == "strict" else value)
+            names[argument]: str(int(value) if isinstance(value, bool) else value)
             for argument, value in self.arguments.items()
             if value is not None
         }
@@ -171,7 +179,7 @@ def _enable(options: Options) -> None:
     except ValueError as error:
         _exit(f"fastgraph: {error}", 2)
     if switched_off:
-        if options.report:
+        if options.report or options.profile:
             print_at_exit(lambda: f"{NOT_ENABLED}\n")
         return
     # A fresh tensor of 100 MB then costs 50 page faults instead of 25,000, which take longer than
@@ -193,6 +201,8 @@ def _enable(options: Options) -> None:
     enable_in_children(options.variables)
     if options.report:
         print_at_exit(lambda: str(fastgraph.status()))
+    if options.profile is not None:
+        profiled.begin(options.profile)
 
 
 def _exit(message: str, code: int) -> NoReturn:
