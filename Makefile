@@ -36,7 +36,7 @@ EXHAUSTIVE := $(if $(ALL),--exhaustive)
 REPEATS := $(if $(ALL),--repeats)
 MORE_RANKS := --ranks 2,3,4 --steps 20 --kills 50
 
-.PHONY: help install extras demo demo-dist test test-long test-both test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda gpu-kit docs lint format bench clean
+.PHONY: help install extras demo demo-dist test test-long test-both test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel parity sanitize aarch64 cuda gpu-kit docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -223,6 +223,16 @@ format: install ## apply ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+
+# Sources are git directories, or clones where none is given; PARITY_ARGS chooses parts and examples.
+parity_source = $(if $(1),--source $(1))
+parity: install ## run PyG's and DGL's own tests without and with fastgraph; PYG_SOURCE, DGL_SOURCE
+	$(BIN)/python -m tests.parity run pyg $(call parity_source,$(PYG_SOURCE)) $(PARITY_ARGS)
+	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
+	then $(newest_dgl)/bin/python -m tests.parity run dgl $(call parity_source,$(DGL_SOURCE)) $(PARITY_DGL_ARGS); \
+	else echo "skipped: DGL's own tests, as 'make test-dgl' has installed no DGL"; \
+	fi
+	$(BIN)/python -m tests.parity page
 
 bench: install ## measure against upstream; FASTGRAPH_DATA names a folder with the real graphs
 	$(call tools,bench)

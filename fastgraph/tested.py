@@ -10,7 +10,7 @@ from typing import NamedTuple
 from wrapt import register_post_import_hook
 
 
-class Tested(NamedTuple):
+class VersionRange(NamedTuple):
     """The versions of a library, by their first two numbers, that are tested.
 
     Attributes:
@@ -30,9 +30,9 @@ class Tested(NamedTuple):
 
 
 TESTED = {
-    "torch": Tested("torch", (2, 10), (2, 15)),
-    "torch_geometric": Tested("PyG", (2, 6), (2, 8)),
-    "dgl": Tested("DGL", (1, 1), (2, 1)),
+    "torch": VersionRange("torch", (2, 10), (2, 15)),
+    "torch_geometric": VersionRange("PyG", (2, 6), (2, 8)),
+    "dgl": VersionRange("DGL", (1, 1), (2, 1)),
 }
 """By the name under which it is imported: the one place that says so."""
 

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "fastgraph"
 
 # Each room may import those above it. Modules in one room stand on each other as they need to.
 ROOMS = (
-    ("settings", "rendering", "ending", "interpreter", "upstream", "manifest"),
+    ("settings", "rendering", "ending", "interpreter", "upstream", "tested", "manifest"),
     ("machine",),
     ("sampling",),
     ("plugins",),
@@ -32,6 +32,7 @@ ROOMS = (
     ("pyg", "dgl"),
     ("enabling",),
     ("watching",),
+    ("profiling",),
     ("comparison",),
     ("inspection",),
     ("dist",),
