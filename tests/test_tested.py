@@ -38,7 +38,9 @@ def test_the_lowest_is_what_the_package_asks_for(name: str) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_pages_name_the_ends_of_torchs(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
-    begin, listed = re.search(r"every torch from ([\d.]+) on \(tested with ([^)]*)\)", text).groups()  # type: ignore[union-attr]
+    begin, listed = re.search(
+        r"every torch from ([\d.]+) on \(tested with ([^)]*)\)", text
+    ).groups()  # type: ignore[union-attr]
     versions = [numbers_of(found) for found in re.findall(r"\d+\.\d+", listed)]
     assert numbers_of(begin) == versions[0] == TESTED["torch"].first
     assert max(versions) == TESTED["torch"].last

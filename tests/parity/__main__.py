@@ -56,11 +56,15 @@ def _run(options: argparse.Namespace) -> int:
     parts = list(suite.parts) if options.parts is None else options.parts
     scripts = options.examples
     if scripts is None:
-        paths = (path for folder in suite.examples for path in sorted((source / folder).glob("*.py")))
+        paths = (
+            path for folder in suite.examples for path in sorted((source / folder).glob("*.py"))
+        )
         scripts = [str(path.relative_to(source)) for path in paths]
     tests, examples = {}, {}
     for way in WAYS:
-        files = [options.folder / f"{suite.name}-{kind}-{way}.jsonl" for kind in ("tests", "examples")]
+        files = [
+            options.folder / f"{suite.name}-{kind}-{way}.jsonl" for kind in ("tests", "examples")
+        ]
         started = time.monotonic()
         if parts:
             run_tests(suite, source, way, parts, files[0], options.seconds)
