@@ -11,7 +11,7 @@ from fastgraph.ending import print_at_exit
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is made of a profile.
+    """The forms in which a profile is shown.
 
     Attributes:
         text: true to print its tables.

@@ -1,4 +1,4 @@
-"""What a profile counts, and the clocks that it is told of.
+"""A profile: its rows, its parts, and the calls under way in each thread.
 
 Time is exclusive: that of a call within another listed one counts for the inner one alone, so that
 all parts of the thread that began the profile add up to its total.
@@ -137,7 +137,7 @@ class _Thread(threading.local):
 
 
 class Profile:
-    """What a program calls while it is profiled. Printed, it is a table.
+    """Calls of a program while it is profiled. Printed, it is a table.
 
     Attributes:
         parts: seconds of wall time of the thread that began it, by ``"sampling"``,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from fastgraph.profiling.profile import Profile, Row
 from fastgraph.rendering import rendered
+
+if TYPE_CHECKING:
+    from fastgraph.profiling.profile import Profile, Row
 
 _MIB = 1 << 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -100,10 +101,8 @@ def _watched(
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it has started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -154,7 +153,7 @@ _TIMES = re.compile(r"(?i)(time[^\n:=]*[:=]\s*)\d[\d.e-]*\s*\w*|\b\d[\d.]*\s?(ms
 
 
 def without_times(text: str) -> str:
-    """What a program printed, without numbers of seconds, which differ from run to run."""
+    """A program's output without numbers of seconds, which differ from run to run."""
     return _TIMES.sub(lambda found: f"{found[1] or ''}...", text)
 
 

@@ -21,7 +21,7 @@ class Suite:
         title: of the library.
         distribution: by which the installed version is known.
         url: from which sources are cloned, where no path is given.
-        folders: of the sources that are unpacked; not the library itself, which is the installed one.
+        folders: of the sources that are unpacked; the library itself is the installed one.
         parts: what is run where nothing else is said, each a file or a folder of tests.
         examples: folders whose scripts are run where ``--examples`` names none.
         paths: folders that its tests expect on python's path.
