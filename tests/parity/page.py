@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,12 @@ def _section(title: str, entry: Mapping[str, Any]) -> str:
     if entry["examples"]["parts"]:
         lines += _counts("examples", entry["examples"]["parts"])
     lines += [_verdict(worse, better), ""]
-    if differing:
+    if worse:
         lines += ["| case | without | with fastgraph | reason |", "| --- | --- | --- | --- |"]
-        lines += [_row(d) for d in (*worse, *better)]
-        lines += [""]
+        lines += [*(_row(d) for d in worse), ""]
+    if better:
+        lines += ["| no worse | without | with fastgraph |", "| ---: | --- | --- |"]
+        lines += [*_changes(better), ""]
     return "\n".join(lines)
 
 
@@ -92,6 +95,12 @@ def _verdict(worse: Sequence[Difference], better: Sequence[Difference]) -> str:
         f"{len(worse)} cases end worse with fastgraph, {explained} of them for a known reason; "
         f"{len(better)} end in another way that is no worse."
     )
+
+
+def _changes(better: Sequence[Difference]) -> list[str]:
+    """Numbers of cases by how they end without and with fastgraph."""
+    ends = Counter((_ended(*d.plain), _ended(*d.fastgraph)) for d in better)
+    return [f"| {n} | {before} | {after} |" for (before, after), n in ends.most_common()]
 
 
 def _row(d: Difference) -> str:

@@ -125,7 +125,7 @@ def run_examples(
         script, *arguments = case.split()
         runner = ["-m", "fastgraph", "--min-edges", "0"] if way == "fastgraph" else []
         process = subprocess.Popen(
-            [sys.executable, *runner, Path(script).name, *arguments],
+            [sys.executable, *runner, "-m", "tests.parity.seeded", Path(script).name, *arguments],
             cwd=(source / script).parent,
             env=environment(suite, source) | {"PYTHONHASHSEED": "0", "TQDM_DISABLE": "1"},
             stdin=subprocess.DEVNULL,
