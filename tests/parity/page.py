@@ -82,7 +82,7 @@ def _counts(kind: str, parts: Sequence[Mapping[str, Any]]) -> list[str]:
         passed = ours.get("passed", 0)
         rate = f"{passed / run:.1%}" if run else ""
         lines.append(
-            f"| `{part['name']}` | {plain.get('passed', 0):,} | {passed:,} | {rate} | {others} |"
+            f"| {part['name']} | {plain.get('passed', 0):,} | {passed:,} | {rate} | {others} |"
         )
     return [*lines, ""]
 
