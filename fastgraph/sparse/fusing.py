@@ -215,7 +215,9 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
         return "scores of another number of heads"
     if body.pattern.nnz * x[0].numel() < _FEWEST_OF_PROGRAM:
         return "too few entries for an edge program to gain"
-    has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in made.rows + made.cols)
+    has_gradient = torch.is_grad_enabled() and any(
+        factor.tensor.requires_grad for factor in made.rows + made.cols
+    )
     is_small = body.pattern.nnz < _FEWEST_OF_ROW * max(body.pattern.shape) and _heads(x) == 1
     if has_gradient and is_small:
         return "gradients of factors of rows or columns that have few entries, of one head"
