@@ -385,10 +385,12 @@ def _saved(
             reduced = call.run(given, state, lambda message: reduce(message, own))
         return list(itertools.chain(*reduced.values))
 
+    types = None if traced.types is None else traced.types.name
     names = [
         name
         for name, tensor in (drawn.own | drawn.state).items()
-        if tensor.is_floating_point() and getattr(arguments.get(name), "place", "") not in _NODES
+        if name == types
+        or (tensor.is_floating_point() and getattr(arguments.get(name), "place", "") not in _NODES)
     ]
     saves_results = any(reduction.name not in LINEAR for reduction in traced.reductions)
     return saved_tensors(compute, drawn.own | drawn.state, names, saves_results=saves_results)

@@ -201,11 +201,47 @@ def caller_index_of(index: Tensor) -> Tensor | None:
     return None if caller_index is None or caller_index.is_inference() else caller_index
 
 
+class DerivedIndex(NamedTuple):
+    """Edges that operators take, and the caller's tensors that upstream saves in their place.
+
+    Attributes:
+        index: an operator's argument.
+        callers: tensors whose edit before the backward pass is an error, as it is upstream.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+    callers: tuple[Tensor, ...]
+
+    def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
+        """``compute(*arguments)``, in which autograd nodes save ``callers``.
+
+        See :func:`callers_of`.
+        """
+        before, _THREAD.derived = _THREAD.derived, self
+        try:
+            return compute(*arguments)
+        finally:
+            _THREAD.derived = before
+
+
+def callers_of(index: Tensor) -> tuple[Tensor, ...]:
+    """The caller's tensors that must not change, for an operator that was given ``index``.
+
+    That is what :func:`caller_index_of` says, and of a :class:`DerivedIndex`.
+    """
+    derived = _THREAD.derived
+    if derived is not None and derived.index is index:
+        return tuple(tensor for tensor in derived.callers if not tensor.is_inference())
+    caller_index = caller_index_of(index)
+    return () if caller_index is None else (caller_index,)
+
+
 class _Thread(threading.local):
     """The graphs that a thread's call knows."""
 
     known: KnownGraph | None = None
     renumbered: RenumberedGraph | None = None
+    derived: DerivedIndex | None = None
 
 
 _THREAD = _Thread()

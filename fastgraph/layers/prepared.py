@@ -20,6 +20,7 @@ from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.traced import Argument, Traced
 from fastgraph.edge_programs.winners import RANK, with_winners
+from fastgraph.graphs.edges import DerivedIndex
 from fastgraph.layers.typed_edges import TypedEdges
 from fastgraph.ops.edge_program import matrix_of, run_program, with_records
 from fastgraph.routing.sizes import NARROW_PRODUCT, Work
@@ -131,6 +132,10 @@ class Prepared:
         operands = self.traced.operands(given)
         matrices = [operands.pop(name) for name in self.traced.maps]
         given_edges = edges, ptr, num_gathered, num_out, is_reversed
+        run: Callable[..., tuple[Tensor, ...]] = _run
+        if typed is not None:
+            derived = DerivedIndex(edges, self._saved_beside(edges, index, given))
+            run = functools.partial(derived.while_computing, _run)
         if (
             self.winning
             and torch.is_grad_enabled()
@@ -140,11 +145,11 @@ class Prepared:
             made = with_winners(self.traced.program, self.winning)
             taken = {**operands, RANK: ranks(next(iter(operands.values())).dtype)}
             with torch.no_grad():
-                taken |= zip(made.names, _run(made.extrema, taken, *given_edges), strict=True)
-                taken |= zip(made.names, _run(made.ranks, taken, *given_edges), strict=True)
-            outputs = _run(made.program, taken, *given_edges)
+                taken |= zip(made.names, run(made.extrema, taken, *given_edges), strict=True)
+                taken |= zip(made.names, run(made.ranks, taken, *given_edges), strict=True)
+            outputs = run(made.program, taken, *given_edges)
         else:
-            outputs = _run(self.traced.program, operands, *given_edges)
+            outputs = run(self.traced.program, operands, *given_edges)
         if self.traced.kept:
             softmax = functools.partial(
                 ops.edge_softmax,
@@ -174,6 +179,17 @@ class Prepared:
                 strict=False,
             )
         ]
+
+    def _saved_beside(
+        self, edges: Tensor, index: Tensor, given: Mapping[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """What upstream saves of a graph with types, where a program takes other edges."""
+        types = self.traced.types
+        assert types is not None
+        savers = self.traced.saved.get(types.name, ())
+        are_types_saved = any(given[name].requires_grad for name in savers if name in given)
+        found = () if edges is index else (index,)
+        return (*found, given[types.name]) if are_types_saved else found
 
     def _leave(
         self,

@@ -24,7 +24,7 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_SCALE,
 )
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
-from fastgraph.graphs.edges import caller_index_of
+from fastgraph.graphs.edges import callers_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import (
     Arguments,
@@ -270,7 +270,7 @@ def _save(ctx: _OfProgram, arguments: Arguments, result: Sequence[Tensor]) -> No
         ctx.mark_non_differentiable(*[result[k] for k in constant])
     given = [*operands, *result]
     kept = [tensor if keep else None for keep, tensor in zip(are_kept, given, strict=True)]
-    ctx.save_for_backward(index, ptr, caller_index_of(index), *kept)
+    ctx.save_for_backward(index, ptr, *kept, *callers_of(index))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -341,13 +341,14 @@ def _passes(
 
 
 def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    index, ptr, _, *saved = ctx.saved_tensors
+    index, ptr, *saved = ctx.saved_tensors
     program = ctx.program
     count = len(program.operands)
     wanted = tuple(wanted_gradients(ctx)[:count])
     found: list[Tensor | None] = [None] * count
     if True not in wanted:
         return (*found, *(None,) * 6)
+    saved = saved[: count + len(program.outputs)]  # without the caller's tensors
     passes, flat = _passes(program, wanted, tuple([g is not None for g in grads]))
     results = saved[count:]
     shares: list[Tensor | None] = []
