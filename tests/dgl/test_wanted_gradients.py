@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fastgraph
-from tests.dgl.graphs import ORDINARY, block, of_case
+from tests.dgl.graphs import ORDINARY, block, dgl, of_case
 from tests.dgl.test_layers import IN, SUMS
 from tests.graphs import Case
 from tests.wanted import assert_only_wanted_gradients, penalty, penalty_gradients
@@ -51,7 +52,10 @@ def test_layers(name: str) -> None:
     # Its route has a product of two vectors for each node in its backward pass.
     is_other = name == "AGNNConv"
     name = type(module).__name__
-    assert_only_wanted_gradients(module, run, features(), name, same_products=not is_other)
+    x = features()
+    assert_only_wanted_gradients(
+        module, run, x, name, same_products=not is_other, more=x.numel() if is_other else 0
+    )
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -66,8 +70,70 @@ def test_layers_on_blocks(name: str) -> None:
     is_other = name == "AGNNConv"
     name = type(module).__name__
     assert_only_wanted_gradients(
-        module, lambda module, x: module(mfg, x), x, name, same_products=not is_other
+        module,
+        lambda module, x: module(mfg, x),
+        x,
+        name,
+        same_products=not is_other,
+        more=x.numel() if is_other else 0,
     )
+
+
+E = torch.linspace(-1, 1, 4 * ORDINARY.num_edges).view(-1, 4)
+TYPES = {"etypes": torch.arange(ORDINARY.num_edges) % 3}
+KINDS = {
+    "ntype": torch.arange(ORDINARY.num_src) % 2,
+    "etype": torch.arange(ORDINARY.num_edges) % 3,
+}
+
+# What upstream multiplies for each edge, in no matrix product, routes do for each node in one.
+BY_NODES = {"NNConv": ORDINARY.num_src * IN * 5 * 4, "EdgeGATConv": ORDINARY.num_src * 10 * 4}
+
+OTHERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "APPNPConv": (lambda: dglnn.APPNPConv(2, 0.1), {}),
+    "ChebConv": (lambda: dglnn.ChebConv(IN, 4, 3), {"lambda_max": [2.0]}),
+    "GINConv": (lambda: dglnn.GINConv(nn.Linear(IN, 4), "sum"), {}),
+    "GINConv max": (lambda: dglnn.GINConv(nn.Linear(IN, 4), "max"), {}),
+    "GatedGraphConv": (
+        lambda: dglnn.GatedGraphConv(IN, 8, 2, 1),
+        {"etypes": torch.zeros(ORDINARY.num_edges, dtype=torch.int64)},
+    ),
+    "SGConv": (lambda: dglnn.SGConv(IN, 4, 2, allow_zero_in_degree=True), {}),
+    "TAGConv": (lambda: dglnn.TAGConv(IN, 4), {}),
+    "HGTConv": (lambda: dglnn.HGTConv(IN, 3, 2, 2, 3, dropout=0.0), KINDS),
+    "RelGraphConv": (lambda: dglnn.RelGraphConv(IN, 4, 3), TYPES),
+    "RelGraphConv basis": (lambda: dglnn.RelGraphConv(IN, 9, 3, "basis", 2), TYPES),
+    "EdgeGATConv": (
+        lambda: dglnn.EdgeGATConv(IN, 4, 5, 2, allow_zero_in_degree=True),
+        {"edge_feat": E},
+    ),
+    "EGATConv": (lambda: dglnn.EGATConv(IN, 4, 2, 5, 3), {"efeats": E}),
+    "EdgeConv": (lambda: dglnn.EdgeConv(IN, 5, allow_zero_in_degree=True), {}),
+    "NNConv": (
+        lambda: dglnn.NNConv(
+            IN, 5, nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 5 * IN)), "mean"
+        ),
+        {"efeat": E},
+    ),
+    "CFConv": (lambda: dglnn.CFConv(IN, 4, 8, 5), {"edge_feats": E}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layers(name: str) -> None:
+    torch.manual_seed(0)
+    make, more = OTHERS[name]
+    graph = of_case(ORDINARY)
+    if name == "EGATConv":
+        graph = dgl.add_self_loop(graph)
+        more = {"efeats": torch.linspace(-1, 1, 4 * graph.num_edges()).view(-1, 4)}
+
+    def run(module: nn.Module, x: Tensor) -> Tensor:
+        out = module(graph, x, **more)
+        return out[0] if isinstance(out, tuple) else out
+
+    by_nodes = BY_NODES.get(name, 0)
+    assert_only_wanted_gradients(make(), run, features(), same_products=False, more=by_nodes)
 
 
 @pytest.mark.parametrize("name", ["GraphConv both", "SAGEConv mean", "SAGEConv pool", *ATTENTION])

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import fastgraph
+from tests.graphs import random_edges
 from tests.pyg.test_layers import CHANNELS, LAYERS, NODES, simple_edges
+from tests.pyg.test_usual import CONVS, calling
 from tests.wanted import assert_only_wanted_gradients, penalty_gradients
 
 EDGES = simple_edges()
+GRAPH = random_edges(25, 25, 300)
 EDGE_ATTR = torch.linspace(-1, 1, 3 * EDGES.shape[1]).view(-1, 3)
 
 ATTENTION: dict[str, Callable[[], nn.Module]] = {
@@ -64,3 +67,21 @@ def test_gradient_penalties(name: str) -> None:
         found = penalty_gradients(module, run, x)
     assert fastgraph.status().row(type(module).__name__).routed > 0
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in CONVS if name != "WLConv"])
+def test_usual_configurations(name: str) -> None:
+    module, (_, leaves) = calling(name, GRAPH)
+    others = {key: leaf.detach() for key, leaf in leaves.items() if key != "x"}
+
+    def called(module: nn.Module, x: Tensor) -> Tensor:
+        out = module(torch.int64, x=x, **others)
+        out = next(iter(out.values())) if isinstance(out, dict) else out
+        return out[0] if isinstance(out, tuple) else out
+
+    x = leaves["x"].detach().requires_grad_()
+    with fastgraph.enabled(min_edges=0):
+        called(module, x)
+    if not any(row.routed for row in fastgraph.status().rows):
+        pytest.skip("it has no route")
+    assert_only_wanted_gradients(module, called, x, same_products=False, rtol=1e-12)
