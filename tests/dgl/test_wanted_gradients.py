@@ -94,10 +94,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "ChebConv": (lambda: dglnn.ChebConv(IN, 4, 3), {"lambda_max": [2.0]}),
     "GINConv": (lambda: dglnn.GINConv(nn.Linear(IN, 4), "sum"), {}),
     "GINConv max": (lambda: dglnn.GINConv(nn.Linear(IN, 4), "max"), {}),
-    "GatedGraphConv": (
-        lambda: dglnn.GatedGraphConv(IN, 8, 2, 1),
-        {"etypes": torch.zeros(ORDINARY.num_edges, dtype=torch.int64)},
-    ),
+    "GatedGraphConv": (lambda: dglnn.GatedGraphConv(IN, 8, 2, 1), {}),
     "SGConv": (lambda: dglnn.SGConv(IN, 4, 2, allow_zero_in_degree=True), {}),
     "TAGConv": (lambda: dglnn.TAGConv(IN, 4), {}),
     "HGTConv": (lambda: dglnn.HGTConv(IN, 3, 2, 2, 3, dropout=0.0), KINDS),
