@@ -183,7 +183,7 @@ class Prepared:
     def _saved_beside(
         self, edges: Tensor, index: Tensor, given: Mapping[str, Any]
     ) -> tuple[Tensor, ...]:
-        """What upstream saves of a graph with types, where a program takes other edges."""
+        """The tensors of a graph with types that upstream saves, not of a program's own edges."""
         types = self.traced.types
         assert types is not None
         savers = self.traced.saved.get(types.name, ())
