@@ -132,7 +132,7 @@ class Prepared:
         operands = self.traced.operands(given)
         matrices = [operands.pop(name) for name in self.traced.maps]
         given_edges = edges, ptr, num_gathered, num_out, is_reversed
-        run: Callable[..., tuple[Tensor, ...]] = _run
+        run: Callable[..., Sequence[Tensor]] = _run
         if typed is not None:
             derived = DerivedIndex(edges, self._saved_beside(edges, index, given))
             run = functools.partial(derived.while_computing, _run)

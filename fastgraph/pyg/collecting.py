@@ -50,7 +50,7 @@ class Collected(NamedTuple):
     described: Described
 
 
-def kind_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] | None:
+def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] | None:
     """A key that calls share whose arguments are found in the same way; ``None`` if none does."""
     if type(edge_index) is not Tensor:
         return None

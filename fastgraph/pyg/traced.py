@@ -44,7 +44,7 @@ from fastgraph.pyg.collecting import (
     Kept,
     Value,
     collect,
-    kind_of,
+    key_of,
     place_of,
 )
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
@@ -324,7 +324,7 @@ def _message(
     assert aggregate is not None
     kind: object = None
     if aggregate.besides is nothing and not torch._C._is_any_autocast_enabled():
-        kind = kind_of(edge_index, arguments)
+        kind = key_of(edge_index, arguments)
     if kind is not None:
         kind = form.name, reductions, module.flow, module.node_dim, torch.get_default_dtype(), kind
         known = _KINDS.get(kind)
