@@ -254,3 +254,51 @@ def test_the_trace_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tables.write_html(p, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "GATConv" in page and "target_to_source" in page and "http" not in page
+
+
+def test_layers_without_anything_between_have_each_their_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a layer returns is the next one's argument: it belongs to the layer it came from."""
+    seen = []
+    monkeypatch.setattr(
+        fastgraph.Profile, "backward_at", lambda _, key: seen.append(key and key.layer)
+    )
+    first, second, third = GCNConv(8, 8), SAGEConv(8, 8), GATConv(8, 8)
+    with fastgraph.profile():
+        x = X.clone().requires_grad_().relu()
+        third(second(first(x, EDGES), EDGES), EDGES).sum().backward()
+    assert seen == ["GATConv", "SAGEConv", "GCNConv", None]
+
+
+def test_a_layer_within_another_is_left_for_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Outer(GCNConv):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.inner = SAGEConv(8, 8)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.inner(super().forward(x, edge_index).relu(), edge_index)
+
+    seen = []
+    monkeypatch.setattr(
+        fastgraph.Profile, "backward_at", lambda _, key: seen.append(key and key.layer)
+    )
+    outer = Outer()
+    with fastgraph.profile() as p:
+        x = X.clone().requires_grad_().relu()
+        outer(x, EDGES).sum().backward()
+    assert {layer for layer, _ in found(p)} == {"Outer", "SAGEConv"}
+    assert seen == ["SAGEConv", "Outer", None]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_bars_of_a_thread_are_within_each_other_or_apart(reentrant: bool) -> None:
+    """As viewers of traces need them."""
+    net, x = Net(), X.clone().requires_grad_()
+    with fastgraph.profile() as p:
+        checkpoint(net, x, use_reentrant=reentrant).sum().backward()
+    bars = [(event.begin, event.begin + event.seconds) for event in p.events]
+    for begin, end in bars:
+        for other, until in bars:
+            assert not begin + 1e-9 < other < end - 1e-9 < until - 2e-9

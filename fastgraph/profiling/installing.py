@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from wrapt import register_post_import_hook
 
-from fastgraph.profiling.profile import GATHERING, SAMPLING, Key, Profile
+from fastgraph.profiling.profile import GATHERING, SAMPLING, Key, Profile, Span
 from fastgraph.upstream import label_of
 
 _PLACES: dict[str, dict[str, str]] = {
@@ -28,6 +28,9 @@ _PLACES: dict[str, dict[str, str]] = {
         "DGLGraph.apply_edges": "function",
     },
 }
+
+_MARK = "fastgraph.profile"
+"""In the metadata of a node of the graph of gradients: the profile in which a layer returned it."""
 
 _running: list[Profile] = []
 _restore: list[tuple[Any, str, Any, Any]] = []
@@ -129,7 +132,7 @@ def _layer_call(call: Callable[..., Any], taken: Profile) -> Callable[..., Any]:
         try:
             found = call(module, *args, **kwargs)
             if span.key is not None:
-                _follow(taken, span.key, (args, kwargs), found)
+                _follow(taken, span.key, taken.outer(), (args, kwargs), found)
             return found
         finally:
             taken.leave(span)
@@ -137,14 +140,28 @@ def _layer_call(call: Callable[..., Any], taken: Profile) -> Callable[..., Any]:
     return called
 
 
-def _follow(taken: Profile, key: Key, given: Any, found: Any) -> None:
-    """Have the backward pass say when it comes to a layer, and when it leaves it."""
+def _follow(taken: Profile, key: Key, outer: list[Span], given: Any, found: Any) -> None:
+    """Have the backward pass say when it comes to a layer, and when it leaves it.
+
+    A node that one layer returned and the next one takes belongs to the first: the next one is
+    left where the first is come to. What comes after a layer within others belongs to them.
+    """
     entered = {node for node in map(_node, tree_leaves(found)) if node is not None}
     left = {node for node in map(_node, tree_leaves(given)) if node is not None}
-    for node in entered - left:
+    for node in (n for n in entered - left if not _is_marked(n, taken)):
+        node.metadata[_MARK] = taken
         node.register_prehook(lambda _: taken.backward_at(key))
-    for node in left:
-        node.register_prehook(lambda _: taken.backward_at(None))
+    for node in (n for n in left if not _is_marked(n, taken)):
+        node.register_prehook(lambda _: taken.backward_at(_innermost(outer)))
+
+
+def _is_marked(node: Any, taken: Profile) -> bool:
+    return node.metadata.get(_MARK) is taken
+
+
+def _innermost(spans: list[Span]) -> Key | None:
+    """The key of the innermost listed call; that of an outer one may be known after it was made."""
+    return next((span.key for span in reversed(spans) if span.key is not None), None)
 
 
 def _node(value: object) -> Any:

@@ -120,6 +120,7 @@ class BackwardPass:
         span: that of the whole pass.
         thread: in which it was begun; nodes may run in others, while that one waits.
         since: when it came to :attr:`key`.
+        inner: wall and processor seconds since then of listed calls, as checkpoints make them.
         outer: the pass that runs this one, as checkpoints do.
         key: the layer at which it is; ``None`` between layers.
     """
@@ -129,6 +130,11 @@ class BackwardPass:
     since: Mark
     outer: BackwardPass | None
     key: Key | None = None
+    inner: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def at(self, key: Key | None, moment: Mark) -> None:
+        """The pass comes to a layer, or to what is between layers."""
+        self.key, self.since, self.inner = key, moment, [0.0, 0.0]
 
 
 class _Thread(threading.local):
@@ -199,6 +205,10 @@ class Profile:
         self._threads.spans.append(span)
         return span
 
+    def outer(self) -> list[Span]:
+        """Calls of modules that have led to the one under way in this thread, outermost first."""
+        return [span for span in self._threads.spans[:-1] if span.kind == "layer"]
+
     def leave(self, span: Span) -> None:
         """A call has ended, well or not."""
         end = now()
@@ -216,8 +226,8 @@ class Profile:
         passed = self._backward
         if passed is not None and passed.span is not span and passed.key is not None:
             # Checkpoints run forward again within the backward pass of a layer.
-            since = passed.since
-            passed.since = Mark(since.wall + own_wall, since.processor + own_processor)
+            passed.inner[0] += own_wall
+            passed.inner[1] += own_processor
         if span.key is not None:
             with self._lock:
                 row = self._rows[span.key]
@@ -251,7 +261,7 @@ class Profile:
         if under_way is not None:
             moment = now()
             self._close_segment(under_way, moment)
-            under_way.key, under_way.since = key, moment
+            under_way.at(key, moment)
 
     def backward_begins(self) -> BackwardPass:
         """A backward pass begins in this thread, maybe within another one."""
@@ -268,13 +278,15 @@ class Profile:
         self.leave(passed.span)
         self._backward = passed.outer
         if passed.outer is not None:
-            passed.outer.since = now()
+            passed.outer.at(passed.outer.key, now())
 
     def _close_segment(self, passed: BackwardPass, moment: Mark) -> None:
         key, begin = passed.key, passed.since
         if key is None:
             return
-        wall, processor = moment.wall - begin.wall, moment.processor - begin.processor
+        length = moment.wall - begin.wall
+        wall = length - passed.inner[0]
+        processor = moment.processor - begin.processor - passed.inner[1]
         with self._lock:
             row = self._rows[key]
             row.backward += wall
@@ -282,7 +294,7 @@ class Profile:
         passed.span.inner[0] += wall
         passed.span.inner[1] += processor
         self._add("layers, backward", wall, passed.thread)
-        self._bar(key.layer, BACKWARD, begin.wall, wall, {"route": key.route, "line": key.line})
+        self._bar(key.layer, BACKWARD, begin.wall, length, {"route": key.route, "line": key.line})
 
     def _add(self, part: str, seconds: float, thread: int | None = None) -> None:
         if (threading.get_ident() if thread is None else thread) == self._own:
