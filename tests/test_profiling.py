@@ -229,6 +229,7 @@ def test_a_compiled_model_runs() -> None:
     with fastgraph.profile() as p, torch.no_grad():
         assert torch.allclose(compiled(X, EDGES), conv(X, EDGES))
     assert ("GCNConv", "operator") in found(p)
+    assert status.NOT_COUNTED in str(p)
 
 
 def test_the_trace_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,9 @@ def next_seed() -> int:
 
 @contextmanager
 def of_batches() -> Iterator[None]:
-    """Within, batches may be begun; torch's generator has its own state again afterwards.
+    """Allow :func:`begin_batch` in this block, after which torch's generator is as it was before.
 
-    A thread beside the program's leaves that generator alone.
+    A thread other than the main one leaves that generator alone.
     """
     owns = threading.current_thread() is threading.main_thread()
     state = torch.default_generator.get_state() if owns else None
@@ -56,7 +56,7 @@ def of_batches() -> Iterator[None]:
 
 
 def begin_batch(seed: int, place: int) -> None:
-    """Have all that is drawn until the end of a batch follow from its epoch and its place."""
+    """Seed all that is drawn for a batch by the seed of its epoch and its place in it."""
     if not _OF_THREAD.is_sampling:
         return
     mixed = mixed_seed(seed, place)

@@ -1,4 +1,4 @@
 """Where the time of a program goes: by layer and line, and by sampling, gathering, computing.
 
-Nothing here is asked while no profile is taken.
+While no profile is taken, none of this runs.
 """

@@ -1,4 +1,4 @@
-"""Putting a profile's clocks around what it times, and taking them away again."""
+"""Wrapping the functions that a profile times, and putting the originals back."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def begin() -> Profile:
 
 
 def end(taken: Profile) -> None:
-    """End a profile and take its clocks away; without effect where it has ended."""
+    """End a profile and put the wrapped functions back; without effect where it has ended."""
     if taken not in _running:
         return
     taken.stop()

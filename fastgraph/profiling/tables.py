@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from fastgraph.rendering import rendered
+from fastgraph.routing.status import NOT_COUNTED, has_compiled
 
 if TYPE_CHECKING:
     from fastgraph.profiling.profile import Profile, Row
@@ -77,6 +78,8 @@ def _rows_table(profile: Profile, shown: Any) -> Table:
         table.add_row(row.key.layer, shown(row.key.line), row.key.route, *_figures(row))
     if not profile.rows:
         table.add_row("(no calls)", *[""] * 8)
+    if has_compiled():
+        table.caption, table.caption_justify = NOT_COUNTED, "left"
     return table
 
 

@@ -1,10 +1,8 @@
-"""Upstream's ``propagate`` without what it looks for and does not find.
+"""Upstream's ``propagate`` without its checks for hooks, scripts, compilers and forms of graphs.
 
-A call on a small graph is left to upstream, whose ``propagate`` asks about 30 questions: for hooks,
-scripts, compilers and other forms of graphs. That takes longer than the operations of torch that it
-ends in. Where one look at the layer answers all of them, the same functions of upstream are called
-in the same order: to gather, to make messages and to aggregate. What they compute, or raise, is the
-same.
+On a small graph these checks take longer than the operations of torch that follow. Where a layer
+has none of what they look for, the same functions of upstream are called in the same order: to
+gather, to make messages and to aggregate. Results and errors are the same.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _hooks = itemgetter(
 def direct(
     cls: type[MessagePassing], upstream: Callable[..., Tensor], names: Sequence[str]
 ) -> Callable[..., Tensor]:
-    """A function that computes what ``upstream`` does, or calls it where another question is open.
+    """A function that computes what ``upstream`` does, or calls it where its checks are needed.
 
     Args:
         cls: a class of layers.

@@ -31,7 +31,7 @@ class Prefetched:
     """An iterator that is one batch ahead of the program from the first batch on.
 
     The first one is made in the program's thread, as is one that follows an error. An error of the
-    thread is raised where the program asks for the batch. It ends with the iterator.
+    thread is raised where the program asks for the batch. The thread ends with the iterator.
 
     Args:
         batches: the iterator of a loader for which :func:`why_not` has no reason.

@@ -1,7 +1,7 @@
-"""Layers that normalise or pass messages several times: left to upstream as a whole where small.
+"""Layers that normalise or propagate several times: run by upstream as a whole on small graphs.
 
-Each part of such a layer is left to upstream by itself if it is too small. On a graph where all of
-them are, the layer asks once, and nothing in it asks again.
+Each propagation is left to upstream where its graph has too few edges for an operator. Where that
+holds for all of a layer's, it is decided once for the call of the layer.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _WIDTHS: dict[str, Width] = {
     "SSGConv": _of_features,
     "TAGConv": _of_features,
 }
-"""By layer, what has as many channels as its messages, or their number. All have weights."""
+"""By layer, the tensor with as many channels as its messages, or their number. All have weights."""
 
 _TRACED = ("EGConv", "FAConv")
 """Layers that normalise and pass traced messages once, of which a first call tells the size."""
 
 _TOO_LITTLE = SmallCalls()
-"""The calls of those, as a whole."""
+"""Their calls of which the message was too small."""
 
 
 def install(patches: Patches) -> None:
@@ -76,7 +76,7 @@ def install(patches: Patches) -> None:
 
 
 def _asking(cls: Any, width: Width) -> Callable[..., Any] | None:
-    """``cls.forward``, which asks whether all is too small; ``None`` for an unknown signature."""
+    """``cls.forward``, left to upstream on small graphs; ``None`` for an unknown signature."""
     label, upstream = label_of(cls), cls.forward
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
@@ -92,7 +92,7 @@ def _asking(cls: Any, width: Width) -> Callable[..., Any] | None:
 
 
 def _learning(cls: Any) -> Callable[..., Any] | None:
-    """The same of a layer that is left where its message was too small in a call like this one."""
+    """The same for a layer whose first call of a kind shows that its message is too small."""
     label, upstream = label_of(cls), cls.forward
     at = list(inspect.signature(upstream).parameters).index("edge_index") - 1
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
