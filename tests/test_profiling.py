@@ -260,7 +260,7 @@ def test_the_trace_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_layers_without_anything_between_have_each_their_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a layer returns is the next one's argument: it belongs to the layer it came from."""
+    """A node that is a result and an argument belongs to the layer whose result it is."""
     seen = []
     monkeypatch.setattr(
         fastgraph.Profile, "backward_at", lambda _, key: seen.append(key and key.layer)

@@ -232,7 +232,7 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
 
 
 class _Derived(NamedTuple):
-    """What each call asks of a program and of the expressions after it, found out once.
+    """Facts of a program and of the expressions after it that each call needs, derived once.
 
     Attributes:
         tensors: the names of the tensors that steps and expressions take.
