@@ -27,10 +27,10 @@ and runs the tests of the tag of the installed version, or of the newest one bef
 make parity PYG_SOURCE=~/pytorch_geometric PARITY_ARGS="--parts test/nn/conv --examples"
 ```
 
-A case has the same random seed both times. Timeouts and crashes are outcomes, too, and an interrupted
-run goes on where it ended. Of examples the printed text is compared, without times. A case that
-passes without fastgraph and not with it must be in `tests/parity/exceptions.toml`, with the versions
-for which that holds and the reason, or `make parity` fails.
+A case has the same random seed both times. Timeouts and crashes are outcomes, too, and an
+interrupted run goes on where it ended. Of examples the printed text is compared, without times.
+A case that passes without fastgraph and not with it must be in `tests/parity/exceptions.toml`,
+with the versions for which that holds and the reason, or `make parity` fails.
 """
 
 
