@@ -32,6 +32,7 @@ class Batches:
         self._epoch = epoch
         self._current = 0
         self._count = 0
+        self._last: Any = None
 
     def __call__(self, data: Any) -> Any:
         """The batch, drawn by the random numbers that belong to it."""
@@ -44,9 +45,15 @@ class Batches:
             base_seed = worker.seed - worker.id
             batch = batch * worker.num_workers + worker.id
         self._count += 1
+        self._last = data
         seed = mixed_seed(base_seed, epoch, batch)
         with drawn_from(_generator(seed)) if _THREAD.is_ahead else _seeded(seed):
             return self._collate(data)
+
+    def again(self) -> Any:
+        """The last batch, by the same random numbers, of what the graph is now."""
+        self._count -= 1
+        return self(self._last)
 
     def __getstate__(self) -> dict[str, Any]:
         # The loader whose method this is refers to this object while it is copied.
@@ -112,6 +119,13 @@ def get_iterator(
         return prefetched(self, iterator)
 
     return _get_iterator
+
+
+def made_again(iterator: Any) -> Any:
+    """The last batch of a loader's iterator in the program itself, made once more."""
+    inner = getattr(iterator, "iterator", iterator)
+    batch = inner._dataset_fetcher.collate_fn.again()
+    return batch if inner is iterator else iterator.transform_fn(batch)
 
 
 class _Thread(threading.local):
