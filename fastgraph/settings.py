@@ -125,6 +125,9 @@ class Settings:
             work, as in layers with fewer channels out than in. Results differ in roundings.
             ``None``: where the matrix gets no gradient, since the roundings of that would grow.
             Never under ``torch.use_deterministic_algorithms``.
+        dgl_sampling: ``FASTGRAPH_DGL_SAMPLING``. Draw the blocks of DGL's ``NeighborSampler`` by
+            :mod:`fastgraph.sampling`: faster, and the same for any number of threads, but not those
+            that DGL draws with the same seed.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
             call of a routed layer both ways and raise where they differ. Very slow.
         verbose: ``FASTGRAPH_VERBOSE``. Say on standard error, once each, which layer takes which
@@ -173,6 +176,7 @@ class Settings:
         None,
         _expect("True, False or None", lambda value: value is None or isinstance(value, bool)),
     )
+    dgl_sampling: bool = _setting("FASTGRAPH_DGL_SAMPLING", _parse_bool, False, _is_flag)
     compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
     verbose: bool = _setting("FASTGRAPH_VERBOSE", _parse_bool, False, _is_flag)
 

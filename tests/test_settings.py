@@ -25,6 +25,7 @@ def test_defaults() -> None:
         measure=False,
         check_cache=True,
         project_first=None,
+        dgl_sampling=False,
         compare=False,
     )
 
@@ -44,6 +45,7 @@ def test_defaults() -> None:
         ("FASTGRAPH_MEASURE", "1", "measure", True),
         ("FASTGRAPH_CHECK_CACHE", "0", "check_cache", False),
         ("FASTGRAPH_PROJECT_FIRST", "0", "project_first", False),
+        ("FASTGRAPH_DGL_SAMPLING", "1", "dgl_sampling", True),
         ("FASTGRAPH_COMPARE", "1", "compare", True),
         ("FASTGRAPH", "1", "compare", False),
         ("FASTGRAPH", "compare", "compare", True),

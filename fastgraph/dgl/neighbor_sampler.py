@@ -17,6 +17,7 @@ from dgl.heterograph import DGLBlock, DGLGraph
 from dgl.heterograph_index import create_unitgraph_from_coo
 from torch import Tensor
 
+from fastgraph import settings
 from fastgraph.dgl.structure import Structure, structure_of
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
@@ -30,12 +31,18 @@ def install(patches: Patches) -> None:
     replace_method(patches, NeighborSampler, "sample_blocks", plan)
 
 
-def plan(sampler: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Computation | Refusal:
+def plan(
+    sampler: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None
+) -> Computation | Refusal | None:
     """The blocks of some seeds, or the reason to leave them to upstream.
+
+    ``None`` without the setting ``dgl_sampling``: with the same seed DGL draws other blocks.
 
     Raises:
         IndexError: a seed is not in the graph, where DGL reads on.
     """
+    if not settings.current().dgl_sampling:
+        return None
     if type(g) is not DGLGraph or g.is_block:
         return Refusal(f"the graph is a {type(g).__name__}")
     if len(g.ntypes) > 1 or len(g.etypes) > 1:

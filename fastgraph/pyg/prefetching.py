@@ -95,9 +95,7 @@ def _read(loader: Any) -> tuple[list[object], list[int]]:
     return read, [value._version for value in read if isinstance(value, Tensor)]
 
 
-def _is_same(
-    before: tuple[list[object], list[int]], after: tuple[list[object], list[int]]
-) -> bool:
+def _is_same(before: tuple[list[object], list[int]], after: tuple[list[object], list[int]]) -> bool:
     return before[1] == after[1] and list(map(id, before[0])) == list(map(id, after[0]))
 
 

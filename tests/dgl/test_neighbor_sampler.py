@@ -19,10 +19,22 @@ NAME = "dgl.NeighborSampler"
 
 
 @pytest.fixture(autouse=True)
-def _enabled() -> Any:
+def _enabled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FASTGRAPH_DGL_SAMPLING", "1")
     with fastgraph.enabled():
         fastgraph.status().reset()
         yield
+
+
+def test_unless_it_is_asked_for_blocks_are_dgls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTGRAPH_DGL_SAMPLING")
+    g, drawn = whole(), []
+    for switch in (fastgraph.disable, fastgraph.enable):
+        switch()
+        dgl.seed(3)
+        drawn.append(NeighborSampler([2, 3]).sample_blocks(g, torch.arange(20))[0])
+    assert torch.equal(*drawn)
+    assert NAME not in {row.layer for row in fastgraph.status().rows}
 
 
 def whole(dtype: torch.dtype = torch.int64) -> Any:

@@ -87,7 +87,8 @@ def test_it_is_computed_twice_and_every_step_is_equal(
             if out.requires_grad:
                 out.square().sum().backward()
             steps.append([out.detach().clone(), *(p.grad for p in conv.parameters())])
-        assert len(computed) == 2 and len(kept()) == 1
+        # SGConv's weights are those of `gcn_norm`, which are new at the second use, too.
+        assert len(computed) == (3 if name == "SG" else 2) and len(kept()) == 1
     for step in steps[1:]:
         assert all(map(torch.equal, step, steps[0]))
     expected = conv(x, index)
