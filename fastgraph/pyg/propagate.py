@@ -63,6 +63,10 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(upstream)
     def set_jittable_templates(self: MessagePassing, raise_on_error: bool = False) -> None:
+        cls, inherited = type(self), MessagePassing.propagate
+        # The template makes anew what was put back to the base's, but takes any other for a user's.
+        if cls is not MessagePassing and vars(cls).get("propagate") is _unwrapped(inherited):
+            setattr(cls, "propagate", inherited)  # noqa: B010  # mypy: no method is assigned
         upstream(self, raise_on_error)
         _wrap_class(type(self), patches)
 

@@ -69,6 +69,26 @@ def test_classes_made_while_enabled_are_upstreams_own_afterwards() -> None:
     torch.jit.script(Later(4, 2))
 
 
+def test_propagate_put_back_to_the_base_is_generated_anew() -> None:
+    class Mean(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            # propagate_type: (x: Tensor)
+            return self.propagate(edge_index, x=x)
+
+    x = torch.randn(10, 4)
+    expected = Mean("mean")(x, EDGES)
+    with fastgraph.enabled(min_edges=0):
+        layer = Mean("mean")
+        Mean.propagate = Mean._orig_propagate  # type: ignore[method-assign]
+        layer.__setstate__(layer.__dict__)  # as loading a pickled layer does
+        assert Mean.propagate is not Mean._orig_propagate
+        assert Mean.propagate.__module__ != MessagePassing.__module__
+        torch.testing.assert_close(layer(x, EDGES), expected)
+        assert routed() == 1
+        Mean.propagate = lambda self, edge_index, x: x  # type: ignore[method-assign]
+        assert Mean("mean")(x, EDGES) is x  # a user's own stays
+
+
 def test_live_instances_and_subclasses() -> None:
     conv = SAGEConv(4, 2)
     run(conv)
