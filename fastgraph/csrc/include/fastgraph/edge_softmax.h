@@ -120,10 +120,12 @@ struct EdgeGradients {
   BlockOf<A> score;   // gradients of the scores, or of what these are made of
 };
 
-// exp(score - largest) / sum, from what a forward pass left of each softmax.
+// exp(score - largest) / sum, from what a forward pass left of each softmax. That pass may have
+// added up the largest score in another order, and no weight is above 1.
 template <typename A>
 inline BlockOf<A> softmax_of(BlockOf<A> score, BlockOf<A> largest, BlockOf<A> inverse_sum) {
-  return exp_of_negative<kBlock>(score - largest) * inverse_sum;
+  const BlockOf<A> above = score - largest;
+  return exp_of_negative<kBlock>(above > BlockOf<A>{} ? BlockOf<A>{} : above) * inverse_sum;
 }
 
 // The running softmax of a row: state holds the weighted values, the largest score and the sum.
