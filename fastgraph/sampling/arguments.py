@@ -92,6 +92,22 @@ def check_weights(weights: Sequence[Tensor | None], names: Sequence[str]) -> Non
             raise TypeError(f"{name} must be float32 or float64, got {_name(weight.dtype)}")
 
 
+def check_integers(name: str, values: object) -> None:
+    """Refuse what is no sequence of integers, of which torch would cut decimals off.
+
+    Raises:
+        TypeError: It is none, or holds something else.
+        ValueError: An integer is no int64.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{name} must be a sequence of ints, got {values!r}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} must hold ints, got {value!r}")
+        if not -(2**63) <= int(value) < 2**63:
+            raise ValueError(f"{name} must be in [-1, 2^31), got {value}")
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastgraph.sampling.arguments import check_flags, check_integers, check_weights
 from fastgraph.sampling.native_calls import call_native, check_tensors
 from fastgraph.sampling.random_seeds import chosen_seed
 
@@ -61,11 +62,13 @@ def sample_layer(
         IndexError: ``seed`` names no node, or ``edge_type`` a type without a fanout.
     """
     check_tensors(colptr=colptr, row=row, seed=seed, edge_type=edge_type, edge_weight=edge_weight)
+    check_flags(replace=replace, by_layer=by_layer, ascending=ascending)
+    check_weights([edge_weight], ["edge_weight"])
+    check_integers("fanouts", fanouts)
     made = call_native(
         "sample_layer",
         *(colptr, row, seed.contiguous(), torch.tensor(fanouts, dtype=torch.int64)),
-        *(edge_type, edge_weight, bool(replace), bool(by_layer)),
-        bool(ascending),
+        *(edge_type, edge_weight, replace, by_layer, ascending),
         chosen_seed(random_seed),
     )
     return LayerSample(*made)

@@ -13,10 +13,12 @@ import pytest
 import torch
 import torch_geometric.typing
 from torch import Tensor
+from torch.utils.data import BatchSampler, WeightedRandomSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 import fastgraph
+from fastgraph.pyg import prefetching
 from fastgraph.pyg.prefetching import Prefetched, why_not
 
 pytestmark = pytest.mark.skipif(
@@ -142,10 +144,59 @@ def test_an_iterator_in_a_forked_process_is_an_error() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def replace_features(loader: Any, batch: Any) -> None:
+    loader.data.x = loader.data.x + 1
+
+
+def write_features(loader: Any, batch: Any) -> None:
+    loader.data.x[batch.n_id] += 1
+
+
+def change_fanouts(loader: Any, batch: Any) -> None:
+    loader.node_sampler.num_neighbors = [int(batch.n_id[0]) % 3 + 1]
+
+
+@pytest.mark.parametrize("per_worker", [True, False])
+@pytest.mark.parametrize("edit", [replace_features, write_features, change_fanouts])
+def test_edits_of_a_loop_are_in_the_next_batch(edit: Any, per_worker: bool) -> None:
+    def epoch() -> list[Any]:
+        torch.manual_seed(0)
+        loader = NeighborLoader(
+            graph(), [3], batch_size=20, shuffle=True, filter_per_worker=per_worker
+        )
+        found = []
+        for batch in loader:
+            time.sleep(0.02)  # the thread has begun with the next one
+            found.append((flat(batch), torch.rand(1).item()))
+            edit(loader, batch)
+        return found
+
+    found = epoch()
+    with fastgraph.enabled(prefetch=False):
+        assert found == epoch()
+
+
+def test_one_who_interrupts_loses_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = iter(NeighborLoader(graph(), [3], batch_size=20))
+    first = [int(next(batches).n_id[0])]
+
+    def interrupt(futures: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetching, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    assert first + [int(batch.n_id[0]) for batch in batches] == [0, 20, 40]
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_batches_are_made_in_the_mode_of_the_program(mode: Any) -> None:
+    loader = MAKERS["nodes"]()
     with mode():
-        batches = list(MAKERS["nodes"]())
+        iterator = iter(loader)
+        assert isinstance(iterator, Prefetched)
+        batches = list(iterator)
         assert {batch.x.is_inference() for batch in batches} == {torch.is_inference_mode_enabled()}
 
 
@@ -153,6 +204,11 @@ def with_gradient() -> Data:
     data = graph()
     data.x.requires_grad_()
     return data
+
+
+def of_inference() -> Data:
+    with torch.inference_mode():
+        return graph()
 
 
 def with_object() -> Data:
@@ -167,9 +223,18 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "workers": ("workers", lambda: {"num_workers": 1}),
     "sampler": (
         "sampler",
-        lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 60, 60)},
+        lambda: {"sampler": WeightedRandomSampler([1.0] * 60, 60)},
     ),
+    "batches": (
+        "sampler",
+        lambda: {
+            "batch_sampler": BatchSampler(WeightedRandomSampler([1.0] * 60, 60), 9, False),
+            "batch_size": 1,
+        },
+    ),
+    "generator": ("generator", lambda: {"shuffle": True, "generator": torch.Generator()}),
     "gradient": ("gradient", lambda: {"data": with_gradient()}),
+    "inference": ("of inference", lambda: {"data": of_inference()}),
     "object": ("no tensor", lambda: {"data": with_object()}),
     "pinned": ("pinned", lambda: {"pin_memory": True}),
 }
@@ -182,6 +247,13 @@ def test_what_may_be_otherwise_in_a_thread_is_not_prefetched(reason: str, option
     assert reason in str(why_not(loader))
     if loader.num_workers == 0:
         assert not isinstance(iter(loader), Prefetched)
+
+
+def test_a_function_of_the_program_is_not_called_in_a_thread() -> None:
+    loader = MAKERS["nodes"]()
+    collate = loader.collate_fn
+    loader.collate_fn = lambda nodes: collate(nodes)
+    assert "a function of the loader" in str(why_not(loader))
 
 
 def test_negative_samples_are_not_prefetched() -> None:
