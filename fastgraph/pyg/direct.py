@@ -78,8 +78,11 @@ def direct(
             or any(_hooks(state))
             or not _REPLACEABLE.isdisjoint(state)
             or (other is not None and type(other) is not Tensor)
+            or type(edge_index) is not Tensor  # nor an `EdgeIndex`, which may be multiplied
             or edge_index.dtype is not torch.int64
             or edge_index.layout is not torch.strided
+            or edge_index.dim() != 2
+            or len(edge_index) != 2
         ):
             return upstream(module, edge_index, *values)
         node_dim = module.node_dim

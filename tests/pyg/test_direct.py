@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
     ChebConv,
     GatedGraphConv,
@@ -22,6 +23,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.conv import message_passing
 
 import fastgraph
+from fastgraph.routing.status import counted_as_whole
 
 # Whatever computes, upstream's functions run on the host's memory.
 pytestmark = pytest.mark.repeats
@@ -106,6 +108,22 @@ def test_errors_are_upstreams(end: int, value: int) -> None:
     with pytest.raises((IndexError, ValueError, RuntimeError)) as expected:
         conv(x, edges)
     with fastgraph.enabled(), pytest.raises(type(expected.value)) as ours:
+        conv(x, edges)
+    assert str(ours.value) == str(expected.value)
+
+
+_OTHER_FORMS: dict[str, Callable[[], Tensor]] = {
+    "three rows": lambda: torch.cat([EDGES, EDGES[:1]]),
+    "EdgeIndex": lambda: EdgeIndex(EDGES, sparse_size=(7, 7)),
+}
+
+
+@pytest.mark.parametrize("form", _OTHER_FORMS)
+def test_upstream_checks_other_forms_of_graphs_in_layers_left_as_a_whole(form: str) -> None:
+    edges, conv, x = _OTHER_FORMS[form](), SimpleConv(), torch.randn(6, 4)
+    with pytest.raises(ValueError, match="expected size 7|to have size '2'") as expected:
+        conv(x, edges)
+    with fastgraph.enabled(), counted_as_whole(conv), pytest.raises(ValueError) as ours:
         conv(x, edges)
     assert str(ours.value) == str(expected.value)
 
