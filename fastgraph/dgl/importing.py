@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader
@@ -72,9 +73,12 @@ class _WithoutLibrary(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put our operators in place, and import the module."""
-        import_module("fastgraph.dgl.graphbolt_operators").provide()
-        super().exec_module(module)
-        import_module("fastgraph.dgl.graphbolt_batches").install(module)
+        with warnings.catch_warnings():
+            # That what GraphBolt stands on is deprecated is no news for whoever imports DGL.
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"torchdata\.")
+            import_module("fastgraph.dgl.graphbolt_operators").provide()
+            super().exec_module(module)
+            import_module("fastgraph.dgl.graphbolt_batches").install(module)
 
 
 class _Finder(Loader):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fastgraph.dgl
 from fastgraph.dgl import graphbolt_randomness
+from tests import forks
 from tests.dgl.graphs import dgl, graph
 from tests.graphs import random_edges
 from tests.sampling.test_layers import chi_square, limit
@@ -26,6 +27,7 @@ if (reason := fastgraph.dgl.why_no_graphbolt()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 import dgl.graphbolt as gb
+
 
 TYPES = {"a": 0, "b": 1}
 RELATIONS = {"a:to:a": 0, "a:to:b": 1, "b:never:b": 2, "b:of:a": 3}  # as DGL numbers them
@@ -397,3 +399,9 @@ def test_a_type_without_a_fanout() -> None:
     nodes = {"a": torch.tensor([0]), "b": torch.tensor([0])}
     with pytest.raises(RuntimeError, match="Etype values exceed the number of fanouts"):
         sampled_from.sample_neighbors(nodes, torch.tensor([1, 1, 1, 1]))
+
+
+def test_its_import_says_nothing(tmp_path: Path) -> None:
+    code = "import fastgraph.dgl; fastgraph.dgl.fix_import(); import dgl.graphbolt"
+    made = forks.python("-c", code, cwd=tmp_path)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "", "")

@@ -121,7 +121,7 @@ _OTHER_FORMS: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("form", _OTHER_FORMS)
 def test_upstream_checks_other_forms_of_graphs_in_layers_left_as_a_whole(form: str) -> None:
     edges, conv, x = _OTHER_FORMS[form](), SimpleConv(), torch.randn(6, 4)
-    with pytest.raises(ValueError, match="expected size 7|to have size '2'") as expected:
+    with pytest.raises(ValueError, match=r"expected size 7|to have size '2'") as expected:
         conv(x, edges)
     with fastgraph.enabled(), counted_as_whole(conv), pytest.raises(ValueError) as ours:
         conv(x, edges)
