@@ -25,6 +25,12 @@ from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.sampling import sample_layer, unique_and_compact
 
+_FEWEST_OF_ONE_HOP = 1024
+"""Seeds from which on one hop gains on several threads, where DGL draws a block at once.
+
+On two threads of a Xeon DGL took 0.83 to 0.97 of our time for 1 to 256 seeds.
+"""
+
 
 def install(patches: Patches) -> None:
     """Replace ``NeighborSampler.sample_blocks``."""
@@ -67,6 +73,9 @@ def plan(
     if least < 0 or most >= g.num_nodes():
         wrong = least if least < 0 else most
         raise IndexError(f"seed_nodes must be in [0, {g.num_nodes()}), got {wrong}")
+    is_short = len(fanouts) == 1 and seed_nodes.numel() < _FEWEST_OF_ONE_HOP
+    if is_short and torch.get_num_threads() > 1:
+        return Refusal("one hop from few seeds on several threads, for which DGL is faster")
     if unique_and_compact([seed_nodes])[0].numel() < seed_nodes.numel():
         return Refusal("seeds that come twice")
     structure = structure_of(g._graph)

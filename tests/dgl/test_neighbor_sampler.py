@@ -128,7 +128,30 @@ def test_dgls_seed_repeats_them_on_any_number_of_threads() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_inclusion_is_uniform() -> None:
+@pytest.fixture
+def threads() -> Any:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("count", "fanouts", "seeds", "routed"),
+    [(2, [3], 1023, 0), (2, [3], 1024, 1), (2, [3, 3], 5, 1), (1, [3], 5, 1)],
+)
+def test_one_hop_from_few_seeds_on_several_threads_is_left_to_dgl(
+    threads: Any, count: int, fanouts: list[int], seeds: int, routed: int
+) -> None:
+    threads(count)
+    g = graph(random_edges(2000, 2000, 9000), 2000)
+    NeighborSampler(fanouts).sample_blocks(g, torch.arange(seeds))
+    row = fastgraph.status().row(NAME)
+    assert (row.routed, row.fell_back) == (routed, 1 - routed)
+    assert routed or "one hop from few seeds" in next(iter(row.reasons))
+
+
+def test_inclusion_is_uniform(threads: Any) -> None:
+    threads(1)  # or else few seeds of one hop are left to DGL
     g = graph(torch.stack([torch.arange(30), torch.zeros(30, dtype=torch.int64)]), 30)
     counts = torch.zeros(30, dtype=torch.float64)
     for _ in range(1500):
