@@ -28,7 +28,6 @@ if (reason := fastgraph.dgl.why_no_graphbolt()) is not None:
 
 import dgl.graphbolt as gb
 
-
 TYPES = {"a": 0, "b": 1}
 RELATIONS = {"a:to:a": 0, "a:to:b": 1, "b:never:b": 2, "b:of:a": 3}  # as DGL numbers them
 

@@ -18,8 +18,9 @@ _INTRODUCTION = """\
 # Upstream's own tests
 
 PyG's and DGL's own tests and example scripts are run without and with fastgraph, for graphs of any
-size, and compared case by case. `make parity` does so and writes this page; with
-`PYG_SOURCE=...` and `DGL_SOURCE=...` it takes git directories of upstream instead of cloning them,
+size, though by default those as small as theirs are left to upstream, and compared case by case.
+`make parity` does so and writes this page; with `PYG_SOURCE=...` and
+`DGL_SOURCE=...` it takes git directories of upstream instead of cloning them,
 and runs the tests of the tag of the installed version, or of the newest one before it.
 
 <!-- not run: it takes an hour -->
