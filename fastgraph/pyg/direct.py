@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.pyg.messages import known_message
+from fastgraph.pyg.state import HOOKS
 
 _INHERITED = ("update", "aggregate", "_check_input", "_set_size")
 
@@ -27,14 +28,7 @@ _DEFAULTS = attrgetter(*_INHERITED)(MessagePassing)
 _REPLACEABLE = frozenset(("message", "collect", "_index_select", *_INHERITED))
 """Methods which an instance may have of its own."""
 
-_hooks = itemgetter(
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-)
+_hooks = itemgetter(*HOOKS)
 
 
 def direct(

@@ -7,7 +7,7 @@ from torch_geometric.nn.conv import MessagePassing
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import reduction_of
 
-_HOOKS = (
+HOOKS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
     "_message_forward_pre_hooks",
@@ -17,6 +17,7 @@ _HOOKS = (
     "_message_and_aggregate_forward_pre_hooks",
     "_message_and_aggregate_forward_hooks",
 )
+"""The attributes of a layer that hold the hooks on parts of ``propagate``."""
 
 _FLOWS = ("source_to_target", "target_to_source")
 _NO_VALUE = Refusal("node_dim or flow has no value that it may have")
@@ -48,7 +49,7 @@ def state_refusal(module: MessagePassing) -> Refusal | None:
     for name in _METHODS:
         if name in attributes:
             return Refusal(f"{name} is overridden on the instance")
-    if any(map(attributes.__getitem__, _HOOKS)):
+    if any(map(attributes.__getitem__, HOOKS)):
         return Refusal("a message-passing hook is set")
     if type(module.node_dim) is not int or type(module.flow) is not str:
         return _NO_VALUE

@@ -315,8 +315,7 @@ class Ends(Leaf):
 
     def compute(self) -> Tensor:
         """See :meth:`Expression.compute`."""
-        groups = self.pattern.by_row if self.is_row else self.pattern.by_column
-        return groups.gather(self.aliases[0])
+        return self.pattern.gather(self.aliases[0], is_row=self.is_row)
 
     @property
     def name(self) -> str:

@@ -261,8 +261,7 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa
         made = mapped(of_two, A.expression, ends)
         if made is not None:
             return SparseMatrix(A.pattern, made)
-    groups = A.pattern.by_column if shape == (1, m) else A.pattern.by_row
-    of_entries = groups.gather(v.reshape(-1))
+    of_entries = A.pattern.gather(v.reshape(-1), is_row=shape != (1, m))
     if A._val.dim() > 1:
         of_entries = of_entries.unsqueeze(1)
     return SparseMatrix(A.pattern, of_two(A._val, of_entries))

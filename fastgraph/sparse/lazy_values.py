@@ -245,7 +245,7 @@ class Index(Tensor):
                 pattern, is_row = index.pattern, index.is_row
                 if may_wait(pattern, of_nodes.shape[1:].numel(), of_nodes):
                     return lazy_values(Ends(pattern, of_nodes, is_row=is_row))
-                return (pattern.by_row if is_row else pattern.by_column).gather(of_nodes)
+                return pattern.gather(of_nodes, is_row=is_row)
         with torch._C.DisableTorchFunctionSubclass():
             if function in _KNOWN:
                 return function(*args, **kwargs)

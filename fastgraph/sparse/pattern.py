@@ -213,6 +213,10 @@ class Pattern:
             return self._base.rows
         return self._as_given(self._grouped.graph, transpose=True)
 
+    def gather(self, of_nodes: Tensor, *, is_row: bool) -> Tensor:
+        """The value of its row, or of its column, for each entry; see :meth:`Groups.gather`."""
+        return (self.by_row if is_row else self.by_column).gather(of_nodes)
+
     def grouped(self, dim: int) -> Compressed:
         """Entries by row for dimension 0, by column for 1."""
         return self.rows if dim == 0 else self.columns

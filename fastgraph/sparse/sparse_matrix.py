@@ -349,8 +349,8 @@ class SparseMatrix:
         """The function of the values and those of a virtual matrix, where there are entries."""
         values: Expression | Tensor = self._values
         others = virtual.sampled(self._pattern)
-        is_wide_enough = torch.promote_types(self.dtype, others.dtype) == others.dtype
-        if function is operator.mul and self._is_ones and is_wide_enough:
+        is_product = function is operator.mul
+        if is_product and self._is_ones and self.expression.leaves(others.dtype):
             return self._like(others)
         if isinstance(values, Expression) and isinstance(others, Tensor):
             others = Entries(self._pattern, others)

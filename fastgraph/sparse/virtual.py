@@ -267,7 +267,7 @@ def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
     def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
         if waits:
             return Ends(pattern, of_nodes, is_row=is_row)
-        return (pattern.by_row if is_row else pattern.by_column).gather(of_nodes)
+        return pattern.gather(of_nodes, is_row=is_row)
 
     return Virtual((size, None) if is_row else (None, size), heads, (of_nodes,), sample)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from torch_geometric.nn import GraphConv, SAGEConv
 
+import fastgraph
 from fastgraph.pyg import traced
 
 # PyG renders a class's `propagate` from its first instance in the process. Whether it can use
@@ -18,3 +21,10 @@ GraphConv(1, 1)
 def nothing_known() -> None:
     """Nothing is known of the layers of other tests, whose messages were traced."""
     traced.KNOWN.clear()
+
+
+@pytest.fixture
+def sampling_enabled() -> Iterator[None]:
+    """PyG's loaders sample by ours."""
+    with fastgraph.enabled():
+        yield

@@ -591,21 +591,3 @@ def test_training_on_a_graph_made_in_inference_mode(cls: type[MessagePassing]) -
 def test_indices_out_of_range() -> None:
     with fastgraph.enabled(), pytest.raises(IndexError):
         TransformerConv(CHANNELS, 4)(features(5, CHANNELS), torch.tensor([[0], [5]]))
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("edges", [NODES, 90, 600])
-@pytest.mark.parametrize("edge_dim", [None, 3])
-def test_no_weight_is_above_one(cls: Any, edges: int, edge_dim: int | None) -> None:
-    # Rows of one entry, of few and of many have their scores added up in different orders.
-    torch.manual_seed(edges)
-    index = torch.stack([torch.arange(NODES)] * 2) if edges == NODES else EDGES
-    index = random_edges(NODES, NODES, edges) if edges > 90 else index
-    attr = None if edge_dim is None else torch.randn(index.size(1), edge_dim)
-    for width in (1, 7, 32, 100):
-        layer = cls(width, width, heads=2, edge_dim=edge_dim)
-        x = 10 * torch.randn(NODES, width)
-        with fastgraph.enabled(min_edges=0), torch.no_grad():
-            _, (_, alpha) = layer(x, index, attr, return_attention_weights=True)
-        assert alpha.min() >= 0
-        assert alpha.max() <= 1

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch_geometric.typing
 from torch import Tensor
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
 
-import fastgraph
-from tests.pyg.test_prefetching import graph, hetero
+from tests.pyg.mini_batches import WITHOUT_SAMPLER, graph, hetero
 
-pytestmark = pytest.mark.skipif(
-    torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
-    reason="PyG has a sampler",
-)
-
-
-@pytest.fixture(autouse=True)
-def _sampler() -> Iterator[None]:
-    with fastgraph.enabled():
-        yield
+pytestmark = [WITHOUT_SAMPLER, pytest.mark.usefixtures("sampling_enabled")]
 
 
 def with_attributes() -> Any:

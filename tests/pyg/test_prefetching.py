@@ -11,20 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch_geometric.typing
 from torch import Tensor
 from torch.utils.data import BatchSampler, WeightedRandomSampler
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 import fastgraph
 from fastgraph.pyg import prefetching
 from fastgraph.pyg.prefetching import Prefetched, why_not
+from tests.pyg.mini_batches import WITHOUT_SAMPLER, graph, hetero
 
-pytestmark = pytest.mark.skipif(
-    torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
-    reason="PyG has a sampler",
-)
+pytestmark = WITHOUT_SAMPLER
 
 
 @pytest.fixture(autouse=True)
@@ -32,25 +29,6 @@ def _prefetch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     with fastgraph.enabled(prefetch=True):
         yield
-
-
-def graph() -> Data:
-    generator = torch.Generator().manual_seed(7)
-    index = torch.randint(60, (2, 400), generator=generator)
-    return Data(
-        x=torch.arange(60.0).unsqueeze(1), edge_index=index, edge_attr=torch.arange(400), y=None
-    )
-
-
-def hetero() -> HeteroData:
-    data = HeteroData()
-    data["paper"].x = torch.arange(30.0)
-    data["author"].x = torch.arange(20.0)
-    generator = torch.Generator().manual_seed(3)
-    ends = [torch.randint(size, (150,), generator=generator) for size in (20, 30)]
-    data["author", "writes", "paper"].edge_index = torch.stack(ends)
-    data["paper", "by", "author"].edge_index = torch.stack(ends[::-1])
-    return data
 
 
 MAKERS: dict[str, Any] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,18 +32,10 @@ import fastgraph
 from fastgraph.pyg import sampling
 from fastgraph.pyg.hgt_sampling import _Budget, hgt_sample
 from fastgraph.pyg.sampling_functions import hetero_neighbor_sample
+from tests.pyg.mini_batches import WITHOUT_SAMPLER
 from tests.sampling.oracle import hetero_sample
 
-pytestmark = pytest.mark.skipif(
-    torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
-    reason="PyG has a sampler",
-)
-
-
-@pytest.fixture(autouse=True)
-def _sampler() -> Iterator[None]:
-    with fastgraph.enabled():
-        yield
+pytestmark = [WITHOUT_SAMPLER, pytest.mark.usefixtures("sampling_enabled")]
 
 
 def graph(nodes: int = 60, edges: int = 400) -> Data:

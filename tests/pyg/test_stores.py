@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch_geometric.typing
 from torch.utils.data import IterableDataset
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader, LinkNeighborLoader, NeighborLoader
@@ -15,19 +14,9 @@ from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.testing.feature_store import MyFeatureStore
 from torch_geometric.testing.graph_store import MyGraphStore
 
-import fastgraph
-from tests.pyg.test_prefetching import graph, hetero
+from tests.pyg.mini_batches import WITHOUT_SAMPLER, graph, hetero
 
-pytestmark = pytest.mark.skipif(
-    torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
-    reason="PyG has a sampler",
-)
-
-
-@pytest.fixture(autouse=True)
-def _sampler() -> Iterator[None]:
-    with fastgraph.enabled():
-        yield
+pytestmark = [WITHOUT_SAMPLER, pytest.mark.usefixtures("sampling_enabled")]
 
 
 def stores(layout: str) -> tuple[MyFeatureStore, MyGraphStore]:
