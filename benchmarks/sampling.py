@@ -2,7 +2,8 @@
 
     FASTGRAPH_DATA=... PYTHONPATH=. .venv-dgl-2.1.0/bin/python benchmarks/sampling.py [--quick]
 
-Contestants sample the same seeds in turns, ours in its own form, DGL's as blocks. Processor time is
+Contestants sample the same seeds in turns, ours in its own form and as blocks of DGL, as its
+``NeighborSampler`` gives them with the setting ``dgl_sampling``, DGL's as blocks. Processor time is
 that of all threads together, which wait actively unless ``OMP_WAIT_POLICY`` is ``passive``; wall
 time means nothing on a machine that has other work. Results go to
 ``benchmarks/results/<date>-sampling.json`` and ``.md``.
@@ -24,16 +25,17 @@ from rich.console import Console
 
 from measure.output import RESULTS, publish
 
-_FANOUTS = (15, 10)
-_BATCH = 1024
 _BATCHES = 8
 
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graphs", default="tolokers", show_default=True, help="Separated by commas.")
+@click.option("--fanouts", default="15,10", show_default=True, help="By hop.")
+@click.option("--batch", default=1024, show_default=True, help="How many seeds.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
-def main(graphs: str, out: Path, quick: bool) -> None:
+def main(graphs: str, fanouts: str, batch: int, out: Path, quick: bool) -> None:
+    os.environ["FASTGRAPH_DGL_SAMPLING"] = "1"
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
     os.environ.setdefault("DGLBACKEND", "pytorch")
     import fastgraph.dgl
@@ -46,20 +48,20 @@ def main(graphs: str, out: Path, quick: bool) -> None:
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/sampling.py", *sys.argv[1:]]),
         "machine": machine_facts(2),
-        "batch": _BATCH,
-        "fanouts": list(_FANOUTS),
+        "batch": batch,
+        "fanouts": [int(fanout) for fanout in fanouts.split(",")],
         "cells": {},
     }
     for name in graphs.split(","):
         data = load(name)
-        results["cells"][name] = _measure(data.edge_index, data.num_nodes, 10 if quick else 100)
+        contestants = _contestants(data.edge_index, data.num_nodes, results["fanouts"], batch)
+        results["cells"][name] = _measure(contestants, 10 if quick else 100)
     publish(Console(), out, "sampling", results, _markdown(results))
 
 
-def _measure(edge_index: Any, num_nodes: int, rounds: int) -> dict[str, Any]:
+def _measure(contestants: dict[str, Callable[[int], int]], rounds: int) -> dict[str, Any]:
     import torch
 
-    contestants = _contestants(edge_index, num_nodes)
     times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     edges = {name: call(0) for name, call in contestants.items()}
     before = torch.get_num_threads()
@@ -90,11 +92,14 @@ def _summary(values: list[float]) -> dict[str, float]:
     return {"least": min(values), "median": statistics.median(values)}
 
 
-def _contestants(edge_index: Any, num_nodes: int) -> dict[str, Callable[[int], int]]:
+def _contestants(
+    edge_index: Any, num_nodes: int, fanouts: list[int], batch: int
+) -> dict[str, Callable[[int], int]]:
     """Functions that sample one of some batches and return how many edges it has."""
     import dgl
     import torch
 
+    import fastgraph
     from fastgraph.sampling import neighbor_sample
 
     generator = torch.Generator().manual_seed(0)
@@ -102,29 +107,42 @@ def _contestants(edge_index: Any, num_nodes: int) -> dict[str, Callable[[int], i
     row = edge_index[0][order].contiguous()
     counts = torch.bincount(edge_index[1], minlength=num_nodes)
     colptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    seeds = [torch.randperm(num_nodes, generator=generator)[:_BATCH] for _ in range(_BATCHES)]
+    seeds = [torch.randperm(num_nodes, generator=generator)[:batch] for _ in range(_BATCHES)]
     narrow = colptr.int(), row.int(), [one.int() for one in seeds]
 
     graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
     graph.create_formats_()
-    sampler = dgl.dataloading.NeighborSampler(list(reversed(_FANOUTS)))
+    sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
 
     def ours(batch: int) -> int:
-        return neighbor_sample(colptr, row, seeds[batch], _FANOUTS).row.numel()
+        return neighbor_sample(colptr, row, seeds[batch], fanouts).row.numel()
 
     def ours_narrow(batch: int) -> int:
-        return neighbor_sample(narrow[0], narrow[1], narrow[2][batch], _FANOUTS).row.numel()
+        return neighbor_sample(narrow[0], narrow[1], narrow[2][batch], fanouts).row.numel()
+
+    upstream = type(sampler).sample_blocks
+    fastgraph.enable()
 
     def theirs(batch: int) -> int:
-        blocks = sampler.sample_blocks(graph, seeds[batch])[2]
+        return num_edges(upstream(sampler, graph, seeds[batch])[2])
+
+    def ours_as_blocks(batch: int) -> int:
+        return num_edges(sampler.sample_blocks(graph, seeds[batch])[2])
+
+    def num_edges(blocks: list[Any]) -> int:
         return sum(int(block.num_edges()) for block in blocks)
 
-    return {"fastgraph": ours, "fastgraph, int32": ours_narrow, "DGL": theirs}
+    return {
+        "fastgraph": ours,
+        "fastgraph, int32": ours_narrow,
+        "fastgraph, blocks of DGL": ours_as_blocks,
+        "DGL": theirs,
+    }
 
 
 def _markdown(results: dict[str, Any]) -> str:
     lines = [
-        f"Batches of {_BATCH} seeds, fanouts {_FANOUTS}; milliseconds each.",
+        f"Batches of {results['batch']} seeds, fanouts {results['fanouts']}; milliseconds each.",
         "",
         "| graph | sampler | threads | edges | processor: least | median | wall: least | median |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",

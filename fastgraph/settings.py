@@ -126,8 +126,8 @@ class Settings:
             ``None``: where the matrix gets no gradient, since the roundings of that would grow.
             Never under ``torch.use_deterministic_algorithms``.
         dgl_sampling: ``FASTGRAPH_DGL_SAMPLING``. Draw the blocks of DGL's ``NeighborSampler`` by
-            :mod:`fastgraph.sampling`: faster, and the same for any number of threads, but not those
-            that DGL draws with the same seed.
+            :mod:`fastgraph.sampling`: the same for any number of threads, but not those that DGL
+            draws with the same seed.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
             call of a routed layer both ways and raise where they differ. Very slow.
         verbose: ``FASTGRAPH_VERBOSE``. Say on standard error, once each, which layer takes which
