@@ -32,7 +32,7 @@ from torch_geometric.nn import (
 
 import fastgraph
 from fastgraph.routing import status
-from tests.cli.commands import environment
+from tests.cli.commands import environment, python
 from tests.graphs import random_edges
 
 pytestmark = pytest.mark.filterwarnings(
@@ -42,6 +42,18 @@ pytestmark = pytest.mark.filterwarnings(
 NODES = 10
 EDGES = random_edges(NODES, NODES, 40)
 REASON = "scripted by torch.jit, calls of which are not counted"
+
+FACTORIES = """\
+import torch
+from fastgraph.dist.tensor import hooks
+def plain(index: torch.Tensor):
+    values = torch.as_tensor([1.0, 2.0]) + torch.tensor([3, 4])
+    return torch.sparse_coo_tensor(index, values, [3, 3]).to_dense()
+if BEFORE:
+    torch.jit.script(plain)
+hooks.install()
+print(torch.jit.script(plain)(torch.tensor([[0, 1], [2, 1]])).tolist())
+"""
 
 IMPORT_EVERYTHING = """\
 import importlib, json, pathlib, pkgutil, re, sys, warnings
@@ -95,6 +107,14 @@ def test_every_module_of_torch_and_pyg_imports_as_without_us(
     plain, enabled = (json.loads((tmp_path / side).read_text()) for side in sides)
     assert plain[0] > at_least
     assert enabled == plain
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_factories_that_ranks_replace_compile(before: bool, tmp_path: Path) -> None:
+    # TorchScript looks up operators by identity, in a table that it makes when first asked.
+    (tmp_path / "script.py").write_text(FACTORIES.replace("BEFORE", str(before)))
+    done = python("script.py", cwd=tmp_path)
+    assert done.stdout == "[[0.0, 0.0, 4.0], [0.0, 6.0, 0.0], [0.0, 0.0, 0.0]]\n", done.stderr
 
 
 class Net(torch.nn.Module):

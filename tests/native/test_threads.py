@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from ast import literal_eval
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.plugins.backend import FLOATING
+from tests.cli.commands import python
 
 from .cases import compress, normal, transpose
 
@@ -79,14 +82,24 @@ def test_results_do_not_depend_on_threads(lib: Any, dtype: torch.dtype) -> None:
     assert all(identical(runs[0], run) for run in runs[1:])
 
 
-def test_one_openmp_runtime_is_mapped(best: Any) -> None:
-    torch.set_num_threads(2)
-    Inputs(torch.float32).run(best)
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "/" in line}
-    runtimes = {
-        os.path.realpath(p) for p in paths if any(n in p for n in ("gomp", "iomp", "libomp"))
-    }
+RUNTIMES = """
+import torch
+from fastgraph.machine import native
+from tests.native.test_threads import Inputs
+torch.set_num_threads(2)
+Inputs(torch.float32).run(native.library(native.available_levels()[-1]))
+with open("/proc/self/maps") as maps:
+    paths = {line.split()[-1] for line in maps if "/" in line}
+print([path for path in sorted(paths) if any(n in path for n in ("gomp", "iomp", "libomp"))])
+"""
+
+
+def test_one_openmp_runtime_is_mapped(tmp_path: Path) -> None:
+    # In a process of its own: packages that other tests import, scikit-learn among them, bring
+    # runtimes of their own.
+    done = python("-c", RUNTIMES, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runtimes = {os.path.realpath(path) for path in literal_eval(done.stdout)}
     assert len(runtimes) == 1
 
 

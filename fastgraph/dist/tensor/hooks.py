@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch.autograd import Function
+from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.utils import dlpack
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,12 +35,19 @@ def install() -> None:
     if not hasattr(Function.apply, "_fastgraph_upstream"):
         PATCHES.replace(Function, "apply", classmethod(_apply(vars(Function)["apply"].__func__)))
         for name in _FACTORIES:
-            PATCHES.replace(torch, name, _on_the_whole(getattr(torch, name), name))
-        PATCHES.replace(torch, "as_tensor", _as_tensor(torch.as_tensor))
+            _replace_builtin(name, _on_the_whole(getattr(torch, name), name))
+        _replace_builtin("as_tensor", _as_tensor(torch.as_tensor))
         PATCHES.replace(dlpack, "to_dlpack", _on_the_whole(vars(dlpack)["to_dlpack"], "to_dlpack"))
         for loaded in (DataLoader, TensorDataset):  # workers are forks, which take part in nothing
             PATCHES.replace(loaded, "__init__", _on_the_whole(loaded.__init__, loaded.__name__))
         PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
+
+
+def _replace_builtin(name: str, value: Callable[..., object]) -> None:
+    """Replace ``torch.<name>``, which TorchScript knows by its identity and compiles as before."""
+    operator = _find_builtin(getattr(torch, name))
+    PATCHES.replace(torch, name, value)
+    _register_builtin(value, operator)
 
 
 def _gathered(name: str, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
