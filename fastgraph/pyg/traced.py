@@ -47,13 +47,14 @@ from fastgraph.pyg.collecting import (
     key_of,
     place_of,
 )
+from fastgraph.pyg.matrices import is_matrix, unfolded
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, too_few_edges
 from fastgraph.routing.programs import is_by_identity, last_outcome, remember
-from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
+from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, are_too_few, is_too_small, of_many
 from fastgraph.routing.small_calls import Kind, SmallCalls
 from fastgraph.routing.status import count_program, counted_as_whole
 from fastgraph.upstream import label_of
@@ -80,6 +81,7 @@ class _Form:
         methods: those that the form is made of, which a class may get anew.
         taken: the arguments of ``message``, with their defaults.
         updated: the arguments of ``update``, with their defaults.
+        collected: the names of the arguments that any of them takes.
         passed: the arguments of ``propagate``; ``None`` for any.
         refusal: why no call can be computed.
         name: is equal to that of the same form with methods that were put back anew, alone.
@@ -91,6 +93,7 @@ class _Form:
     methods: tuple[Any, ...]
     taken: tuple[tuple[str, Any], ...]
     updated: tuple[tuple[str, Any], ...]
+    collected: frozenset[str]
     passed: frozenset[str] | None
     refusal: Refusal | None
     name: object = field(default_factory=object)
@@ -131,6 +134,11 @@ def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
         _METHODS(cls),
         taken,
         () if cls.update is MessagePassing.update else updated,
+        frozenset(
+            name
+            for method in ("message", "aggregate", "update")
+            for name in module.inspector.get_param_dict(method)
+        ),
         passed,
         _class_refusal(cls, [name for name, _ in taken], [name for name, _ in updated]),
     )
@@ -190,11 +198,15 @@ def is_small(module: MessagePassing, edge_index: object, *arguments: object) -> 
         return False  # there may be other reasons, which are to be told
     if is_too_small(PROGRAM, edge_index, of_many):
         return True
-    return (
-        type(edge_index) is Tensor
-        and edge_index.is_cpu
-        and _TOO_LITTLE.cover(module, edge_index.numel() // 2, kind_of, *arguments)
-    )
+    if type(edge_index) is not Tensor or not edge_index.is_cpu:
+        return False
+    if is_matrix(edge_index):
+        num_edges = edge_index._nnz()
+        if are_too_few(PROGRAM, num_edges):
+            return True
+    else:
+        num_edges = edge_index.numel() // 2
+    return _TOO_LITTLE.cover(module, num_edges, kind_of, *arguments)
 
 
 def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
@@ -227,6 +239,16 @@ def _plan(
     refusal = execution_mode() or mode_refusal()
     if refusal is not None:
         return refusal
+    given, matrix = arguments, None
+    if is_matrix(edge_index):
+        if edge_index.is_cpu and are_too_few(PROGRAM, edge_index._nnz()):
+            return TOO_SMALL
+        matrix = unfolded(module, form.collected, edge_index, arguments)
+        if isinstance(matrix, Refusal):
+            return matrix
+        if matrix.has_offsets and "ptr" in dict(form.taken):
+            return Refusal("its message takes ptr")
+        edge_index, arguments = matrix.edges.index, matrix.arguments
     found = _message(module, form, reductions, edge_index, arguments)
     if isinstance(found, Refusal):
         return found
@@ -245,7 +267,7 @@ def _plan(
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:
-            _TOO_LITTLE.add(module, num_edges, kind_of(*arguments.values()))
+            _TOO_LITTLE.add(module, num_edges, kind_of(*given.values()))
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")
@@ -257,6 +279,8 @@ def _plan(
         return refusal
     run, index, types = outcome.compute, edge_index, outcome.traced.types
     if types is not None:
+        if matrix is not None:
+            return Refusal("types of the edges of a sparse adjacency matrix")
         edges = num_in, num_out, transpose, types.count, outcome.traced.pairs
         among = types_among(edge_index, *tensors.values())
         typed = among.typed_edges(edge_index, tensors[types.name], *edges)
@@ -270,6 +294,8 @@ def _plan(
         if isinstance(graph, OutOfRange):
             return graph
         run = functools.partial(KnownGraph(graph, index).while_computing, run)
+        if matrix is not None:
+            run = functools.partial(matrix.edges.while_computing, run)
 
     def compute() -> Tensor:
         remember(module, outcome)
@@ -381,7 +407,7 @@ def _index_refusal(edge_index: Any) -> Refusal | None:
         or edge_index.shape[0] != 2
         or edge_index.dtype not in (torch.int64, torch.int32)
     ):
-        return Refusal("its message is traced for a plain edge_index only")
+        return Refusal("its message is traced for an edge_index or a sparse matrix only")
     return too_few_edges(edge_index.shape[1])
 
 

@@ -266,7 +266,7 @@ def test_states_of_layers_that_are_left_to_upstream() -> None:
         EDGES,
     )
     adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(40), (NODES, NODES)).coalesce()
-    assert "a plain edge_index only" in refused(Scaled().double(), x, adj)
+    assert "neither CSR nor coalesced COO" in refused(Scaled().double(), x, adj.to_sparse_bsr(3))
 
 
 def test_devices() -> None:
