@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.nn import Linear
+from torch_geometric.nn import GENConv, Linear
 
 from fastgraph.layers.modules import KnownLinear
 from fastgraph.layers.sums import add_to
@@ -13,6 +14,30 @@ from fastgraph.layers.sums import add_to
 LINEAR = KnownLinear(Linear)
 
 project = LINEAR.project
+
+
+_LAZY = {GENConv.message: {"lin_edge": ("edge_attr", None), "lin_dst": ("x", 1)}}
+"""By messages of PyG, the projections that get their weights in the first call after its start, in
+their order: the argument of ``propagate`` that each takes, and the position in a pair."""
+
+
+def make_lazy_weights(module: Any, message: object, arguments: Mapping[str, Any]) -> None:
+    """Make the weights that upstream's code makes within and behind the first message of a layer.
+
+    From the same random numbers, and so the first call can be routed as those that follow.
+
+    Args:
+        module: the layer.
+        message: the function that its class has.
+        arguments: those of ``propagate``.
+    """
+    for name, (argument, position) in _LAZY.get(message, {}).items():
+        lazy, given = module._modules.get(name), arguments.get(argument)
+        if type(lazy) is not Linear or not lazy.__dict__.get("_hook"):
+            continue
+        features = given if position is None else given[position]
+        if isinstance(features, Tensor) and features.dim() > 0:
+            lazy.initialize_parameters(lazy, (features,))
 
 
 def pair_of(x: Any) -> Any:

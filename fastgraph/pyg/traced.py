@@ -48,6 +48,7 @@ from fastgraph.pyg.collecting import (
     place_of,
 )
 from fastgraph.pyg.matrices import is_matrix, unfolded
+from fastgraph.pyg.modules import make_lazy_weights
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
@@ -255,6 +256,7 @@ def _plan(
     (num_in, num_out, tensors, _), message = found
     num_edges = edge_index.shape[1]
     transpose = module.flow == "target_to_source"
+    make_lazy_weights(module, form.message, arguments)
     outcome = _outcome(module, form, message)
     if isinstance(outcome, Refusal):
         return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -172,15 +173,34 @@ def test_what_is_left_to_upstream() -> None:
     assert difference(upstream, ours) is None
 
 
-def test_small_matrices_are_not_looked_at() -> None:
+def test_small_matrices_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
     edges = entries(NODES)
     adj = matrix("csr", edges, torch.ones(edges.shape[1], dtype=torch.float64), NODES)
     layer, x = Scaled().double(), quantised(NODES, CHANNELS, dtype=torch.float64)
     fastgraph.status().reset()
-    with fastgraph.enabled(min_edges=None):
+    with fastgraph.enabled():
         for _ in range(2):
             layer(x, adj)
     row = fastgraph.status().row("Scaled")
-    assert row.routed == 0
-    assert len(row.reasons) == 1, row.reasons
+    assert (row.routed, row.fell_back) == (0, 2)
     assert all("too few edges" in reason for reason in row.reasons), row.reasons
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["one tensor", "a pair"])
+def test_a_lazy_layer_computes_the_same_bits_in_its_first_call(is_pair: bool) -> None:
+    edges = entries(NODES)
+    x: Any = torch.randn(NODES, CHANNELS)
+    x = (x, torch.randn(NODES, 3)) if is_pair else x
+    values = torch.randn(edges.shape[1], 3)
+    made = []
+    for is_enabled in (False, True):
+        torch.manual_seed(0)
+        layer = GENConv((-1, -1), 5, "softmax", edge_dim=-1)
+        with fastgraph.enabled(min_edges=0) if is_enabled else nullcontext():
+            first, second = (layer(x, edges, values) for _ in range(2))
+        assert torch.equal(first, second)
+        made.append([*layer.parameters(), torch.rand(1)])
+    assert all(map(torch.equal, *made))
+    row = fastgraph.status().row("GENConv")
+    assert (row.routed, row.fell_back) == (2, 0)
