@@ -284,6 +284,8 @@ def attend(
     exponential = (score - largest[aggregating]).exp()
     total = exponential.new_zeros(num_out, heads).index_add(0, aggregating, exponential)
     inverse = torch.where(total == 0, 0, total.reciprocal())
+    # As kernels have it: they take the exponentials relative to 0, which are 0.
+    inverse = torch.where(largest == -torch.inf, torch.inf, inverse)
     keep = dropout_factors(score, dropout, seed)
     stats = torch.stack([largest, inverse], dim=-1)
     return Attention(exponential / total[aggregating], keep, gathered, aggregating, stats)

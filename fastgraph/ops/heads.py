@@ -303,6 +303,8 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
         if True not in wanted:  # then tensors may have been edited that are saved for the others
             return *(None for _ in wanted), grad_addend, *NO_GRADIENTS
         *saved, _ = ctx.saved_tensors  # once: a checkpoint computes them at each question
+        if grad is not None and grad_stats is not None:
+            saved[-1] = statistics_with_shares(saved[-1], grad)
         call = BackwardCall.of((*saved, *ctx.options, wanted))
         if grad is None:  # only the weights or the statistics were used
             grad = call.inputs[0].new_zeros(ctx.shape)
@@ -363,6 +365,23 @@ def logsum_gradient(grad_stats: Tensor | None, stats: Tensor) -> Tensor | None:
         return None
     inverse = stats[..., 1]
     return torch.where(inverse == 0, 0, -grad_stats[..., 1] * inverse)
+
+
+def is_without_share(stats: Tensor) -> Tensor:
+    """True where there are scores and all are -infinity, as the statistics ``[..., 2]`` say."""
+    largest, inverse = stats.detach().unbind(-1)
+    return (largest == -torch.inf) & (inverse == torch.inf)
+
+
+def statistics_with_shares(stats: Tensor, grad: Tensor) -> Tensor:
+    """The statistics for the backward pass of a part, whose gradient there is 0 times 0, not NaN.
+
+    Args:
+        stats: of a part that was joined with others, ``[nodes, heads, 2]``.
+        grad: the gradient of its output, ``[nodes, heads, channels]``.
+    """
+    is_zero = is_without_share(stats) & (grad == 0).all(-1)
+    return stats.masked_fill(is_zero.unsqueeze(-1), 0)
 
 
 def check_self_loops(num_nodes: int, **given: object) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from fastgraph.ops.heads import check_heads
+from fastgraph.ops.heads import check_heads, is_without_share
+from fastgraph.ops.library import Context
 from fastgraph.plugins.backend import accumulator
 
 
@@ -18,7 +20,9 @@ def merge(
     :math:`y = (S_1 y_1 + S_2 y_2) / (S_1 + S_2)`, where :math:`S_k` is the sum of the exponentials
     of the scores (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). For
     graphs whose edges are elsewhere, or too many for the memory at a time. It is associative, so
-    more than two parts are joined one after another.
+    more than two parts are joined one after another. A part whose scores at a node are all
+    -infinity has no share there, unless all parts are so, where the output is NaN as anywhere and
+    parts get no gradient.
 
     Args:
         out: an output of :func:`gat`, :func:`gatv2` or :func:`attention` without ``addend``,
@@ -39,9 +43,11 @@ def merge(
     check_heads("stats", stats, [*out.shape[:2], 2], wide)
     check_heads("other_stats", other_stats, [*out.shape[:2], 2], wide)
 
-    shares, joined = joined_statistics(torch.stack([stats, other_stats]))
-    own, other = shares.unsqueeze(-1)
-    return (own * out + other * other_out).to(out.dtype), joined
+    given = torch.stack([stats, other_stats])
+    shares, joined = joined_statistics(given)
+    parts = with_shares(shares, given, torch.stack([out, other_out]))
+    own, other = shares.unsqueeze(-1) * parts
+    return without_shares((own + other).to(out.dtype), joined), joined
 
 
 def joined_statistics(stats: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +68,51 @@ def joined_statistics(stats: Tensor) -> tuple[Tensor, Tensor]:
     total = sums.sum(0)
     is_empty = total == 0
     inverse = torch.where(is_empty, 0, 1 / torch.where(is_empty, 1, total))
-    return sums * inverse, torch.stack([origin, inverse], dim=-1)
+    is_lost = is_without_share(stats).any(0) & is_empty
+    lost = stats.new_tensor([-torch.inf, torch.inf])
+    joined = torch.stack([origin, inverse], dim=-1)
+    return sums * inverse, torch.where(is_lost.unsqueeze(-1), lost, joined)
+
+
+def with_shares(shares: Tensor, stats: Tensor, parts: Tensor) -> Tensor:
+    """The outputs of parts with 0 in place of the NaN of scores that are all -infinity.
+
+    Args:
+        shares: of the parts, ``[..., heads]``.
+        stats: of the parts, ``[..., heads, 2]``.
+        parts: outputs, ``[..., heads, channels]``, or weights ``[..., heads]``.
+    """
+    is_zero = is_without_share(stats) & (shares.detach() == 0)
+    return parts.masked_fill(is_zero if parts.dim() == shares.dim() else is_zero[..., None], 0)
+
+
+def without_shares(out: Tensor, stats: Tensor) -> Tensor:
+    """A joined output, NaN where no part has a share though there are scores.
+
+    Args:
+        out: ``[nodes, heads, channels]``.
+        stats: the joined statistics, ``[nodes, heads, 2]``.
+    """
+    found: Tensor = _Lost.apply(out, is_without_share(stats).unsqueeze(-1))
+    return found
+
+
+class _OfLost(Context):
+    pass
+
+
+class _Lost(Function):
+    """NaN where a softmax is none; its gradient is NaN, too, but 0 where nobody asks for it."""
+
+    @staticmethod
+    def forward(ctx: _OfLost, out: Tensor, is_lost: Tensor) -> Tensor:
+        ctx.save_for_backward(is_lost)
+        return out.masked_fill(is_lost, torch.nan)
+
+    @staticmethod
+    def backward(ctx: _OfLost, grad: Tensor) -> tuple[Tensor, None]:
+        (is_lost,) = ctx.saved_tensors
+        return grad.masked_fill(is_lost & (grad != 0), torch.nan), None
 
 
 def _largest(stats: Tensor) -> Tensor:

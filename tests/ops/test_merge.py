@@ -120,3 +120,36 @@ def test_bad_input(wrong: dict[str, Tensor], text: str) -> None:
     ops.merge(**good)
     with pytest.raises(ValueError, match=text):
         ops.merge(**{**good, **wrong})
+
+
+def _with_lost_scores(name: str, lost: list[int], dtype: torch.dtype) -> list[Tensor]:
+    """Operands of three sources and two destinations; sources that are named score -infinity."""
+    torch.manual_seed(0)
+    leaves = leaves_of(name, Case("three", torch.tensor([[0, 1, 2], [0, 0, 0]]), 3, 2), dtype)
+    with torch.no_grad():
+        if name == "gat":
+            leaves[1][lost] = -torch.inf
+        else:
+            leaves[0][..., 0], leaves[1][lost, :, 0] = 1, -torch.inf
+    return leaves
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["gat", "attention"])
+def test_a_part_whose_scores_are_all_minus_infinity(
+    name: str, dtype: torch.dtype, backend: str
+) -> None:
+    """It has no share; where all parts are so, the softmax is NaN as it is over all edges."""
+    index = torch.tensor([[0, 1, 2, 2], [0, 0, 0, 1]])
+    for lost in ([0], [1], [0, 1], [0, 1, 2]):
+        leaves = _with_lost_scores(name, lost, dtype)
+        operator = functools.partial(OPERATORS[name], *leaves)
+        out, _, stats = operator(index)
+        expected = gradients((out, stats), leaves)
+        for parts in (2, 3):
+            joined = in_parts(operator, index, parts)
+            torch.testing.assert_close(joined[0], out, equal_nan=True)
+            torch.testing.assert_close(joined[1], stats, equal_nan=True)
+            if len(lost) < 3:
+                assert bool(out.isfinite().all())
+                torch.testing.assert_close(gradients(joined, leaves), expected, equal_nan=True)

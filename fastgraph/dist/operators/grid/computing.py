@@ -37,7 +37,7 @@ from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.edge_programs.program import Program
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.heads import Call
-from fastgraph.ops.merge import joined_statistics
+from fastgraph.ops.merge import joined_statistics, with_shares, without_shares
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM
 
@@ -133,18 +133,24 @@ class Grid(Mode):
         out, stats, alpha = local_attention(call, attention, inputs, edges, num_rows, factor, None)
         # The largest scores get no gradient, and so none is sent.
         parts, largest, inverse = block.parts([out, stats[..., 0].detach(), stats[..., 1]])
-        shares, stats = joined_statistics(torch.stack([largest, inverse], -1))
-        of_all = len(parts) == 1  # in which case the shares of nodes with edges are 1
-        out = parts[0] if of_all else (shares.to(parts.dtype).unsqueeze(-1) * parts).sum(0)
+        own, given = stats, torch.stack([largest, inverse], -1)
+        shares, stats = joined_statistics(given)
+        if len(parts) == 1:  # in which case the shares of nodes with edges are 1
+            out = parts[0]
+        else:
+            parts = with_shares(shares, given, parts)
+            out = (shares.to(parts.dtype).unsqueeze(-1) * parts).sum(0)
+            out = without_shares(out, stats)
         if call.addend is not None:
             out = add_to(out, local_rows(call.addend, block.destinations))
         weights = out.new_empty(0)
         if call.weights and alpha is not None:
             (scale,) = block.of_parts([shares])
-            alpha = alpha * scale.to(alpha.dtype)[block.local.edge_list()[1]]
+            rows = block.local.edge_list()[1]
+            alpha = with_shares(scale[rows], own[rows], alpha) * scale.to(alpha.dtype)[rows]
             weights = ShardedTensor(alpha, block.edges, 0)
-        rows = block.destinations
-        return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), weights
+        nodes = block.destinations
+        return ShardedTensor(out, nodes, 0), ShardedTensor(stats, nodes, 0), weights
 
     def products(
         self, relation: Relation, y: Tensor, x: Tensor, heads: int, reduce: str
