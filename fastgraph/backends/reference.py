@@ -246,6 +246,11 @@ class Attention(NamedTuple):
         """The weighted sum of the edges' values ``[E, heads, channels]`` at each node."""
         return self.sum_at(self.aggregating, self.alpha.unsqueeze(-1) * value, self.stats.shape[0])
 
+    def with_shares(self, stats: Tensor) -> Attention:
+        """The softmax without the weights of nodes whose inverse sum is said to be 0."""
+        has_none = (stats[..., 1] == 0)[self.aggregating]
+        return self._replace(weight=self.weight.masked_fill(has_none, 0))
+
     def gradients(
         self, grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, value: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -408,6 +413,7 @@ def gatv2_backward(
     grad, grad_alpha = _widened(grad, grad_alpha)
     wide = x_src, x_dst, att, edge, weight_edge = _widened(x_src, x_dst, att, edge, weight_edge)
     softmax, z = _additive(graph, wide, transpose, slope, dropout, seed)
+    softmax = softmax.with_shares(stats)
     grad_score, grad_value = softmax.gradients(
         grad, grad_alpha, grad_logsum, x_src[softmax.gathered]
     )
@@ -482,6 +488,7 @@ def gat_backward(
         grad, grad_alpha, x, score_src, score_dst, score_edge
     )
     softmax, z = _from_scores(graph, scores, transpose, slope, dropout, seed)
+    softmax = softmax.with_shares(stats)
     grad_score, grad_value = softmax.gradients(
         grad, grad_alpha, grad_logsum, value[softmax.gathered]
     )
@@ -563,6 +570,7 @@ def attention_backward(
     grad, grad_alpha = _widened(grad, grad_alpha)
     query, key, value, edge = _widened(query, key, value, edge)
     softmax, keys = _from_products(graph, query, key, edge, transpose, scale, dropout, seed)
+    softmax = softmax.with_shares(stats)
     values = _with_edges(value[softmax.gathered], edge)
     grad_score, grad_values = softmax.gradients(grad, grad_alpha, grad_logsum, values)
     scaled = scale * grad_score.unsqueeze(-1)

@@ -13,20 +13,21 @@ class Patches:
     """Attribute replacements that can be undone in reverse order."""
 
     def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []
+        # An owner, a name, what was there before, and what replaced it.
+        self._originals: list[tuple[Any, str, Any, Any]] = []
         # By identity, because what is looked up need not be hashable; the value is kept, so that
         # nothing else gets its identity.
         self._upstream: dict[int, tuple[Any, Any]] = {}
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``, remembering what ``owner`` itself (not a base) held before."""
-        self._originals.append((owner, name, vars(owner).get(name, _MISSING)))
+        self._originals.append((owner, name, vars(owner).get(name, _MISSING), value))
         self._upstream[id(value)] = value, getattr(owner, name)
         setattr(owner, name, value)
 
     def provide(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``, which ``owner`` need not have, and which has no upstream then."""
-        self._originals.append((owner, name, vars(owner).get(name, _MISSING)))
+        self._originals.append((owner, name, vars(owner).get(name, _MISSING), value))
         setattr(owner, name, value)
 
     def upstream_of(self, value: Any) -> Any:
@@ -41,7 +42,7 @@ class Patches:
             value = self._upstream[id(function)][1]  # maybe a replacement, too
 
     def restore(self) -> None:
-        """Put every original back, the last replaced first."""
+        """Put every original back, the last replaced first, but where a user has set another."""
         self._put_back()
         self._originals.clear()
         self._upstream.clear()
@@ -49,17 +50,26 @@ class Patches:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Put every original back for a moment, and the same replacements in place afterwards."""
-        replaced = [(owner, name, vars(owner)[name]) for owner, name, _ in self._originals]
-        self._put_back()
+        replaced = self._put_back()
         try:
             yield
         finally:
             for owner, name, value in replaced:
                 setattr(owner, name, value)
 
-    def _put_back(self) -> None:
-        for owner, name, original in reversed(self._originals):
+    def _put_back(self) -> list[tuple[Any, str, Any]]:
+        """Put originals back; returns the owners, names and replacements that were there."""
+        found = []
+        theirs = set()
+        for owner, name, original, value in reversed(self._originals):
+            place = id(owner), name
+            if vars(owner).get(name, _MISSING) is not value:
+                theirs.add(place)  # and what was replaced before it is no more to be put back
+            if place in theirs:
+                continue
+            found.append((owner, name, value))
             if original is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+        return found[::-1]

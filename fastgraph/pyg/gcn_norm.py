@@ -242,7 +242,8 @@ def _parts_to_remember_by(edge_index: Any, edge_weight: Any) -> tuple[Tensor, ..
     if edge_weight is not None and plain_tensor("edge_weight", edge_weight) is not None:
         return None
     parts = _plain_parts(edge_index)
-    if parts is None or any(t.is_inference() for t in parts):
+    # Tensors without content are equal to all of their shape.
+    if parts is None or any(t.is_inference() or t.is_meta for t in parts):
         return None
     return parts
 
