@@ -412,6 +412,8 @@ def plan_propagate(
         return Refusal("message_and_aggregate is overridden")
     if fused_index and reduce not in SUMS:
         return Refusal("EdgeIndex.matmul breaks ties of max and min in its own way")
+    if fused_index and not _is_product(edge_index, arguments.get("x"), arguments):
+        return Refusal("EdgeIndex.matmul has sizes, dtypes or errors of its own")
 
     located = _features(module, edge_index, edges, size, arguments.get("x"), fused)
     if isinstance(located, Refusal):
@@ -451,6 +453,31 @@ def _scatters_to_one_winner(x: Tensor) -> bool:
 
 def _fuses_edge_index(module: MessagePassing, edge_index: EdgeIndex) -> bool:
     return bool(module.fuse and module.SUPPORTS_FUSED_EDGE_INDEX and edge_index.is_sorted_by_col)
+
+
+def _is_product(edge_index: Any, x: Any, arguments: Mapping[str, Any]) -> bool:
+    """True if the product of an ``EdgeIndex`` is the aggregation of the same edges."""
+    features = x[0] if isinstance(x, (tuple, list)) and len(x) == 2 else None
+    if not isinstance(features, Tensor) or features.dim() != 2:
+        return False
+    if tuple(edge_index.sparse_size()) != (len(features), _rows_of(x[1], edge_index)):
+        return False
+    weight, kept = arguments.get("edge_weight"), edge_index._value
+    if weight is None:
+        return kept is None or kept.dtype is features.dtype
+    return (
+        isinstance(weight, Tensor)
+        and weight.dtype is features.dtype
+        and weight.shape == edge_index.shape[1:]
+    )
+
+
+def _rows_of(destinations: Any, edge_index: Any) -> object:
+    """The number of aggregating nodes, if features or the graph tell it."""
+    if isinstance(destinations, Tensor):
+        return len(destinations) if destinations.dim() > 0 else None
+    found: object = edge_index.sparse_size(1)
+    return found if type(found) is int else -1
 
 
 def _features(
