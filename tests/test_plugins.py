@@ -222,6 +222,30 @@ def test_selection_errors_name_the_reason() -> None:
         found.kernel("sddmm", "cpu", torch.float32)
 
 
+def test_what_a_user_has_set_meanwhile_stays() -> None:
+    class Owner:
+        def first(self) -> str:
+            return "upstream"
+
+        def second(self) -> str:
+            return "upstream"
+
+    patches = Patches()
+    for text in ("ours", "ours again"):
+        for name in ("first", "second"):
+            patches.replace(Owner, name, lambda self, text=text: text)
+        patches.provide(Owner, "third", lambda self, text=text: text)
+    theirs = lambda self: "a user's"  # noqa: E731
+    Owner.first = theirs  # type: ignore[method-assign]
+    del Owner.third  # type: ignore[attr-defined]
+    with patches.suspended():
+        assert vars(Owner)["first"] is theirs and Owner().second() == "upstream"
+    assert vars(Owner)["first"] is theirs and Owner().second() == "ours again"
+    patches.restore()
+    assert vars(Owner)["first"] is theirs and Owner().second() == "upstream"
+    assert not hasattr(Owner, "third")
+
+
 def test_suspended_patches_come_back_as_they_were() -> None:
     class Base:
         def first(self) -> str:

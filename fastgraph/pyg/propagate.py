@@ -460,11 +460,14 @@ def _is_product(edge_index: Any, x: Any, arguments: Mapping[str, Any]) -> bool:
     features = x[0] if isinstance(x, (tuple, list)) and len(x) == 2 else None
     if not isinstance(features, Tensor) or features.dim() != 2:
         return False
-    if tuple(edge_index.sparse_size()) != (len(features), _rows_of(x[1], edge_index)):
+    num_src, num_dst = edge_index.sparse_size()
+    if num_src != len(features) or num_dst != _rows_of(x[1], edge_index):
         return False
-    weight, kept = arguments.get("edge_weight"), edge_index._value
+    if num_src != num_dst and features.requires_grad and torch.is_grad_enabled():
+        return False  # upstream's backward pass raises
+    weight = arguments.get("edge_weight")
     if weight is None:
-        return kept is None or kept.dtype is features.dtype
+        return features.dtype is torch.get_default_dtype()  # that of the values it makes
     return (
         isinstance(weight, Tensor)
         and weight.dtype is features.dtype

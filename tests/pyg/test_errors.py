@@ -317,6 +317,37 @@ def test_wrong_calls_end_as_upstreams(name: str) -> None:
     assert not found, "\n".join(f"{call}\n    {differs}" for call, differs in found.items())
 
 
+def test_products_of_a_sorted_edge_index_end_as_upstreams() -> None:
+    """Upstream multiplies by it, in sizes, dtypes and errors of its own."""
+    good = edges()[:, edges()[1].argsort(stable=True)]
+    x, weight = features(NODES, CHANNELS), features(EDGES).abs()
+    module = Sorted()
+    found: dict[str, Arguments] = {}
+    for size in ((NODES, NODES), (NODES + 3, NODES + 3), (NODES, NODES + 1), (NODES, None), None):
+        for name, given in {**inputs(), "right": x}.items():
+            for weights in (None, weight, weight[:-1], weight.double(), torch.tensor(2.0)):
+                call = arguments(given, good, size, weights)
+                found[f"{size}, {name}, {None if weights is None else weights.shape}"] = call
+    # With sizes, upstream would read other memory.
+    for wrong in (_with(0, 7, NODES + 2, good), _with(1, EDGES - 1, NODES + 2, good)):
+        found[f"{wrong[:, 7]}"] = arguments(x, wrong, None, None)
+    differ = differences(module, found)
+    assert not differ, "\n".join(f"{call}\n    {text}" for call, text in differ.items())
+
+
+class Sorted(nn.Module):
+    """``GraphConv`` on edges that are sorted by destination."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = GraphConv(CHANNELS, 5)
+
+    def forward(self, x: Any, graph: Tensor, size: Any, weight: Any) -> Tensor:
+        edge_index = EdgeIndex(graph, sparse_size=size, sort_order="col")
+        out: Tensor = self.layer(x, edge_index, weight)
+        return out
+
+
 def test_a_note_says_which_index() -> None:
     graph = graphs()["destination too large"]
     with fastgraph.enabled(min_edges=0):
