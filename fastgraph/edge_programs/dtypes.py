@@ -74,7 +74,7 @@ def without_data(arguments: Any) -> Any:
 
 
 def in_double() -> AbstractContextManager[object]:
-    """A mode in which float64 stays float64, whatever dtype it is converted to.
+    """A mode in which float64 stays float64, whatever dtype it is converted to, as others become.
 
     So a message that converts values can be compared with its program digit by digit.
     """
@@ -86,8 +86,10 @@ class _InDouble(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         kwargs = dict(kwargs or {})
-        if func is aten._to_copy.default and args[0].dtype is torch.float64:
-            dtype = kwargs.get("dtype")
-            if dtype is not None and dtype.is_floating_point:
+        dtype = kwargs.get("dtype")
+        if func is aten._to_copy.default and dtype is not None and dtype.is_floating_point:
+            if args[0].dtype is torch.float64:
                 del kwargs["dtype"]
+            elif not args[0].is_floating_point():  # to meet what stays float64
+                kwargs["dtype"] = torch.float64
         return unread(functools.partial(func, *args, **kwargs))

@@ -451,3 +451,14 @@ def test_compiled_code_has_no_program_of_another_state() -> None:
         for layer.scale in (0.5, 2.0):
             torch.testing.assert_close(compiled(x, EDGES), layer(x, EDGES))
     assert fastgraph.status().row("Scaled").routed == 2  # those that are not compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8])
+def test_features_of_edges_that_are_no_floating_point_numbers(dtype: torch.dtype) -> None:
+    """They are joined with others, which converts them, and multiplied by a matrix."""
+    torch.manual_seed(0)
+    layer = pyg.ResGatedGraphConv(CHANNELS, 5, edge_dim=3)
+    x, features = torch.randn(NODES, CHANNELS), torch.randint(2, (EDGES.shape[1], 3)).to(dtype)
+    expected = layer(x, EDGES, features)
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(layer(x, EDGES, features), expected)
