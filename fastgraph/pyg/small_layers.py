@@ -18,7 +18,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.propagate import least_edges
 from fastgraph.pyg.traced import kind_of
 from fastgraph.routing.programs import last_outcome
-from fastgraph.routing.sizes import TOO_SMALL, is_too_small
+from fastgraph.routing.sizes import TOO_SMALL, is_tiny, is_too_small
 from fastgraph.routing.small_calls import SmallCalls
 from fastgraph.routing.status import leave
 from fastgraph.routing.switch import SWITCH
@@ -104,10 +104,14 @@ def _learning(cls: Any) -> Callable[..., Any] | None:
         edge_index = values[at]
         if is_seen_by_dynamo() or type(edge_index) is not Tensor or not edge_index.is_cpu:
             return None
-        num_edges = edge_index.numel() // 2
-        if not _TOO_LITTLE.cover(module, num_edges, kind, *values) or not SWITCH.active:
+        is_own = type(module) is cls
+        if not (is_own and is_tiny(edge_index)):
+            num_edges = edge_index.numel() // 2
+            if not _TOO_LITTLE.cover(module, num_edges, kind, *values):
+                return None
+        if not SWITCH.active:
             return None
-        return leave(label if type(module) is cls else label_of(type(module)), module)
+        return leave(label if is_own else label_of(type(module)), module)
 
     def forward(module: Any, *values: Any) -> Any:
         out = upstream(module, *values)
