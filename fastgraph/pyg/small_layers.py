@@ -17,7 +17,7 @@ from torch_geometric.nn import conv
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.propagate import least_edges
 from fastgraph.pyg.traced import kind_of
-from fastgraph.routing.programs import last_outcome
+from fastgraph.routing.programs import forget, last_outcome
 from fastgraph.routing.sizes import TOO_SMALL, is_tiny, is_too_small
 from fastgraph.routing.small_calls import SmallCalls
 from fastgraph.routing.status import leave
@@ -114,10 +114,11 @@ def _learning(cls: Any) -> Callable[..., Any] | None:
         return leave(label if is_own else label_of(type(module)), module)
 
     def forward(module: Any, *values: Any) -> Any:
-        out = upstream(module, *values)
         edge_index = values[at]
         if is_seen_by_dynamo() or type(edge_index) is not Tensor or not edge_index.is_cpu:
-            return out
+            return upstream(module, *values)
+        forget(module)  # this call may have none, as where `propagate` is another function
+        out = upstream(module, *values)
         if last_outcome(module) is TOO_SMALL:
             _TOO_LITTLE.add(module, edge_index.numel() // 2, kind(*values))
         return out

@@ -41,6 +41,11 @@ def remember(owner: nn.Module | CodeType, outcome: Explained | Refusal) -> None:
     _LAST[key] = owned, outcome
 
 
+def forget(owner: nn.Module | CodeType) -> None:
+    """Keep no outcome of the calls so far, so that one which is found is that of a later call."""
+    _LAST.pop(id(owner), None)
+
+
 def _forget(last: dict[int, Any], key: int, _: object) -> None:
     last.pop(key, None)
 

@@ -180,3 +180,28 @@ def test_traced_layers_tell_calls_apart(layer: str, looked_up: list[str]) -> Non
         with fastgraph.enabled(min_edges=0):
             call(conv, x, graph)
     assert _counts()[0][0] == 1
+
+
+def test_a_traced_layer_learns_from_the_call_itself() -> None:
+    conv, x, graph = FAConv(8), torch.randn(NODES, 8), torch.randint(NODES, (2, 200_000))
+    with fastgraph.enabled():
+        conv(x, x, graph[:, :EDGES])  # is too small
+        conv.propagate = lambda *_, **given: given["x"]  # of which nobody asks anything
+        conv(x, x, graph)
+        del conv.propagate
+        fastgraph.status().reset()
+        conv(x, x, graph)
+    assert _counts() == [(1, 0, {})]
+
+
+@pytest.mark.parametrize("layer", small_layers._TRACED)
+def test_traced_layers_leave_tiny_graphs_at_the_first_call(
+    layer: str, looked_up: list[str]
+) -> None:
+    make, call = LAYERS[layer]
+    conv, x, graph = make(), torch.randn(NODES, CHANNELS), _graph()[:, :60]
+    expected = call(conv, x, graph)
+    with fastgraph.enabled():
+        assert torch.equal(call(conv, x, graph), expected)
+    assert looked_up == []
+    assert _counts() == [(0, 1, {TOO_SMALL.reason: 1})]
