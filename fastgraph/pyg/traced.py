@@ -176,14 +176,13 @@ def kind_of(*arguments: Any) -> Kind:
     """The shapes and dtypes that calls share which have as much to compute for an edge."""
     found: list[object] = []
     for value in arguments:
-        if value is None:
-            found.append(None)
-            continue
         for part in value if type(value) is tuple else (value,):
-            found.append(type(part))
             if isinstance(part, Tensor):
                 shape = part.shape  # part of which takes longer to get than all of it
-                found += shape[1] if len(shape) == 2 else shape[1:], part.dtype
+                channels = shape[1] if len(shape) == 2 else shape[1:]
+                found.append((type(part), channels, part.dtype))
+            else:
+                found.append(type(part))
     return tuple(found)
 
 
