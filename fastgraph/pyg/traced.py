@@ -196,17 +196,18 @@ def is_small(module: MessagePassing, edge_index: object, *arguments: object) -> 
     """
     if last_outcome(module) is not TOO_SMALL:
         return False  # there may be other reasons, which are to be told
-    if is_too_small(PROGRAM, edge_index, of_many):
-        return True
     if type(edge_index) is not Tensor or not edge_index.is_cpu:
         return False
+    shape = edge_index.shape
     if is_matrix(edge_index):
         num_edges = edge_index._nnz()
-        if are_too_few(PROGRAM, num_edges):
-            return True
+    elif len(shape) == 2 and shape[0] == 2:
+        num_edges = shape[1]
     else:
-        num_edges = edge_index.numel() // 2
-    return _TOO_LITTLE.cover(module, num_edges, kind_of, *arguments)
+        return False
+    return are_too_few(PROGRAM, num_edges) or _TOO_LITTLE.cover(
+        module, num_edges, kind_of, *arguments
+    )
 
 
 def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
