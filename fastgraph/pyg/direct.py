@@ -147,8 +147,9 @@ def _of_any(
         p.kind is not p.POSITIONAL_OR_KEYWORD or p.name.startswith("_") for p in passed
     ):
         return None
-    known = cls.collect.__globals__["CollectArgs"]._fields  # type: ignore[attr-defined]
-    taken = {}
+    collect: Any = _METHODS(cls)[1]
+    known = collect.__globals__["CollectArgs"]._fields
+    taken: dict[str, str] = {}
     for name, skipped in (("message", 1), ("aggregate", 2), ("update", 2)):
         if not isinstance(inspect.getattr_static(cls, name), FunctionType):
             return None
@@ -168,11 +169,11 @@ def _of_any(
     )
     made: dict[str, Any] = {"__name__": __name__}
     exec(compile(source, f"<messages of {cls.__qualname__}>", "exec"), made)
-    aggregate = _aggregate if is_default else cls.aggregate
+    aggregate: Any = _aggregate if is_default else cls.aggregate
     found: _Propagate = made["bind"](
         upstream,
         is_other,
-        cls.collect,  # type: ignore[attr-defined]
+        collect,
         cls.message,
         aggregate,
         cls.update,
