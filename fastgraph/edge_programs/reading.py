@@ -168,31 +168,40 @@ class _Module:
 
     def holds(self, layer: nn.Module | None) -> bool:
         """True if the layer has this module, in this state."""
+        # Without generators and calls: this is asked at every call, of every module.
         module: Any = layer
         for name in self.path:
             module = module._modules.get(name)
             if module is None:
                 return False
-        # Without generators: this is asked at every call, of every module.
+        if type(module) is not self.kind:
+            return False
         attributes = module.__dict__
-        stored = attributes["_parameters"], attributes["_buffers"]
+        children = attributes["_modules"]
+        parameters, buffers = attributes["_parameters"], attributes["_buffers"]
+        tensors = self.tensors
         if (
-            type(module) is not self.kind
-            or tuple(attributes["_modules"]) != self.children
-            or len(stored[0]) + len(stored[1]) != len(self.tensors)
+            ((children or self.children) and tuple(children) != self.children)
+            or len(parameters) + len(buffers) != len(tensors)
             or not attributes.keys().isdisjoint(self.absent)
         ):
             return False
-        if self.path and _is_hooked(attributes) != self.is_hooked:
-            return False
-        for store, name, described in self.tensors:
-            tensor = stored[store].get(name, MISSING)
+        if self.path:
+            is_hooked = (
+                attributes["_forward_hooks"]
+                or attributes["_forward_pre_hooks"]
+                or attributes["_backward_hooks"]
+                or attributes["_backward_pre_hooks"]
+            )
+            if bool(is_hooked) is not self.is_hooked:
+                return False
+        for store, name, described in tensors:
+            tensor = (buffers if store else parameters).get(name, MISSING)
             kind = type(tensor)
-            if kind is nn.Parameter or kind is Tensor:  # `_described`, without the time of its call
-                found: Any = tensor.shape, tensor.dtype, tensor.device, tensor.layout
-            else:
-                found = _described(tensor)
-            if found != described:
+            if kind is nn.Parameter or kind is Tensor:  # `_described`
+                if (tensor.shape, tensor.dtype, tensor.device, tensor.layout) != described:
+                    return False
+            elif (tensor if tensor is None or tensor is MISSING else kind) is not described:
                 return False
         for named in self.attributes:
             value = attributes.get(named.name, MISSING)
@@ -244,7 +253,10 @@ class Guard:
         for module in self.modules:  # without generators, as there
             if not module.holds(layer):
                 return False
-        return all(n.holds() for n in self.named)
+        for named in self.named:
+            if not named.holds():
+                return False
+        return True
 
 
 @dataclass

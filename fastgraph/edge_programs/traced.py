@@ -48,6 +48,17 @@ class Reduction:
     values: Callable[..., tuple[Tensor, ...]] | None = None
     parameter: str | None = None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Every call looks results up by what they are reductions of.
+        return hash((self.name, self.values, self.parameter))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Reduction, (self.name, self.values, self.parameter)  # others hash otherwise
+
     def __str__(self) -> str:
         return self.name if self.values is None else f"{self.name} of {self.values.__name__}"
 

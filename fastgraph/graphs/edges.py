@@ -80,9 +80,9 @@ def graph_of(
     Raises:
         RuntimeError: a graph is seen for the first time while a CUDA graph is captured.
     """
-    known = _THREAD.known
-    if known is not None and known.is_named(index, ptr, num_src, num_dst, self_loops):
-        return known.graph
+    known = known_graph(index, ptr, num_src, num_dst, self_loops)
+    if known is not None:
+        return known
     if ptr is not None and not self_loops:
         own = _BY_OWN_INDEX.get((id(index), id(ptr), num_src, num_dst))
         if own is not None:
@@ -140,17 +140,6 @@ class KnownGraph(NamedTuple):
     graph: Graph
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
 
-    def is_named(
-        self, index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int
-    ) -> bool:
-        """True if these arguments of :func:`graph_of` mean this graph."""
-        return (
-            index is self.index
-            and ptr is None
-            and not self_loops
-            and (num_src, num_dst) == (self.graph.num_src, self.graph.num_dst)
-        )
-
     def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
         """The result of ``compute(*arguments)``, in which the look-up of the graph is skipped.
 
@@ -161,6 +150,17 @@ class KnownGraph(NamedTuple):
             return compute(*arguments)
         finally:
             _THREAD.known = before
+
+
+def known_graph(
+    index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int = 0
+) -> Graph | None:
+    """The :class:`KnownGraph` that arguments of :func:`graph_of` mean, if it is one."""
+    known = _THREAD.known
+    if known is None or index is not known.index or ptr is not None or self_loops:
+        return None
+    graph = known.graph
+    return graph if num_src == graph.num_src and num_dst == graph.num_dst else None
 
 
 class RenumberedGraph(NamedTuple):

@@ -16,7 +16,7 @@ from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.mapped import mapped
 from fastgraph.edge_programs.operations import EXTREMA, PRODUCT, PRODUCT_T, SOFTMAX
-from fastgraph.edge_programs.program import Output, Program
+from fastgraph.edge_programs.program import Operand, Output, Program
 from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.traced import Argument, Traced
 from fastgraph.edge_programs.winners import RANK, with_winners
@@ -99,6 +99,8 @@ class Prepared:
         ptr: Tensor | None = None,
         typed: TypedEdges | None = None,
         ranks: Callable[[torch.dtype], Tensor] | None = None,
+        *,
+        is_known: bool = False,
     ) -> list[Tensor]:
         """The reduced messages, one for each reduction; the layer has what its message leaves.
 
@@ -113,6 +115,8 @@ class Prepared:
             typed: the same edges for a message that takes their types.
             ranks: gives a number of each edge ``[E]`` of a dtype: of those with equal extrema that
                 with the least wins. It must be there if some outputs are ``winning``.
+            is_known: true if a route knows that nobody but the operator sees the call; see
+                :func:`fastgraph.ops.edge_program.run_program`.
         """
         given: dict[str, Any] = dict(arguments)
         if typed is not None:
@@ -126,6 +130,8 @@ class Prepared:
             )
         if self.private and torch.is_grad_enabled():
             self._keep(given)
+        if typed is None and self._is_direct:
+            return self._direct(given, (index, ptr, num_in, num_out, transpose), is_known)
         edges, num_gathered, is_reversed = index, num_in, transpose
         if typed is not None and typed.edges is not None and typed.num_gathered is not None:
             edges, num_gathered, is_reversed = typed.edges, typed.num_gathered, False
@@ -178,6 +184,53 @@ class Prepared:
                 self.traced.dtypes,
                 strict=False,
             )
+        ]
+
+    @functools.cached_property
+    def _is_direct(self) -> bool:
+        """True if the outputs of the program are the results, whatever is recorded."""
+        return not (self.winning or self.traced.kept or self.traced.maps)
+
+    @functools.cached_property
+    def _given(self) -> tuple[tuple[Operand, str, int], ...] | None:
+        """For each operand the tensor that it is, and its dimensions if none is to be reshaped."""
+        if self.traced.as_given is None:
+            return None
+        tensor_of = dict(self.traced.as_given)
+        operands = self.traced.program.operands
+        return tuple((o, tensor_of[o.name], 1 + (o.place != "parameter")) for o in operands)
+
+    @functools.cached_property
+    def _results(self) -> tuple[tuple[Output, tuple[int, ...], torch.dtype, bool], ...]:
+        """Each output, the shape of its rows, its dtype, and whether it is given as it is."""
+        program = self.traced.program
+        return tuple(
+            (output, shape, dtype, output.reduction != SOFTMAX and shape == (program.width(output.value),))
+            for output, shape, dtype in zip(
+                program.outputs, self.traced.shapes, self.traced.dtypes, strict=True
+            )
+        )
+
+    def _direct(self, given: Mapping[str, Any], edges: Any, is_known: bool) -> list[Tensor]:
+        """:meth:`compute` of programs whose outputs are the results."""
+        traced = self.traced
+        program, dtype = traced.program, traced.dtype
+        if self._given is None:
+            operands = traced.operands(given)
+            matrices = [matrix_of(operand, operands[operand.name]) for operand in program.operands]
+        else:
+            matrices = [
+                t
+                if (t := given[name]).dim() == dims and t.dtype is dtype
+                else matrix_of(operand, t.to(dtype))
+                for operand, name, dims in self._given
+            ]
+        outputs = run_program(program, matrices, *edges, is_known=is_known)
+        return [
+            out
+            if is_as_it_is and out.dtype is own
+            else _result(output, out, (out.shape[0], *shape), own)
+            for out, (output, shape, own, is_as_it_is) in zip(outputs, self._results, strict=True)
         ]
 
     def _saved_beside(

@@ -24,15 +24,18 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_SCALE,
 )
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
-from fastgraph.graphs.edges import callers_of
+from fastgraph.graphs.edges import callers_of, known_graph
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import (
     Arguments,
     Context,
     Gradient,
     define,
+    is_ordinary,
+    is_profiling,
     is_transformed,
     wanted_gradients,
+    without_dispatcher,
 )
 from fastgraph.ops.topology import check_index, check_values, topology
 from fastgraph.plugins.backend import accumulator, device_type
@@ -117,11 +120,28 @@ def run_program(
     num_in: int,
     num_out: int,
     transpose: bool,
+    *,
+    is_known: bool = False,
 ) -> Sequence[Tensor]:
-    """:func:`edge_program` of operands in their order, with all channels in one dimension."""
+    """:func:`edge_program` of operands in their order, with all channels in one dimension.
+
+    Args:
+        program: as there.
+        matrices: the operands.
+        index: as there.
+        ptr: as there.
+        num_in: as there.
+        num_out: as there.
+        transpose: as there.
+        is_known: true if all of these are known to be of the right types, outside of compilers and
+            transforms, as a route knows it.
+    """
     is_recorded = torch.is_grad_enabled() and True in [t.requires_grad for t in matrices]
     moments, text = _run_of(program, is_recorded)
-    out: Sequence[Tensor] = EDGE_PROGRAM(matrices, index, ptr, text, num_in, num_out, transpose)
+    run = EDGE_PROGRAM
+    if is_known and not is_profiling() and is_ordinary(matrices, matrices):
+        run = _DIRECT
+    out: Sequence[Tensor] = run(matrices, index, ptr, text, num_in, num_out, transpose)
     if moments is None:
         return out[: len(program.outputs)]  # without records
     return with_variances(moments, out)
@@ -226,9 +246,13 @@ def _forward(
     transpose: bool,
 ) -> list[Tensor]:
     program = parse(text)
-    _check(operands, index, ptr, program, num_in, num_out)
-    graph = topology(index, ptr, num_in, num_out, transpose)
-    kernel = REGISTRY.kernel("edge_program", device_type(operands[0]), operands[0].dtype)
+    ends = (num_out, num_in) if transpose else (num_in, num_out)
+    graph = known_graph(index, ptr, *ends)
+    if graph is None:  # else a route has looked at all of it
+        _check(operands, index, ptr, program, num_in, num_out)
+        graph = topology(index, ptr, num_in, num_out, transpose)
+    like = operands[0]
+    kernel = REGISTRY.kernel("edge_program", device_type(like), like.dtype)
     out: list[Tensor] = kernel(graph, [t.contiguous() for t in operands], program, transpose)
     return out
 
@@ -433,3 +457,5 @@ EDGE_PROGRAM = define(
     _fake,
     Gradient((0,), _save, _backward),
 )
+
+_DIRECT = without_dispatcher(EDGE_PROGRAM)

@@ -138,11 +138,26 @@ def define(
                 return dispatched(*arguments)
             values = (*values, *listed)
             tensors = (*listed, *arguments[1:])
-        if _is_profiling() or not is_ordinary(tensors, values):
+        if is_profiling() or not is_ordinary(tensors, values):
             return dispatched(*arguments)
         return direct(*arguments)
 
+    _DIRECT[call] = direct
     return call
+
+
+_DIRECT: dict[Operator, Operator] = {}
+
+
+def without_dispatcher(operator: Operator) -> Operator:
+    """An operator for calls whose arguments are known to fit, in which torch would do nothing else.
+
+    That is to be asked of :func:`is_ordinary`, and of :func:`is_profiling`.
+
+    Args:
+        operator: as :func:`define` returns it.
+    """
+    return _DIRECT[operator]
 
 
 _TENSORS = itertools.repeat(Tensor)
@@ -385,5 +400,5 @@ def is_ordinary(arguments: Arguments, valued: Arguments) -> bool:
     return not keys & _SPECIAL and not _excluded().raw_repr() & _AUTOGRAD
 
 
-# A profiler lists the operators that the dispatcher calls.
-_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""True while a profiler lists the operators that the dispatcher calls."""

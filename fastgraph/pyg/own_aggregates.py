@@ -58,15 +58,22 @@ def weighted(message: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (message * weight.view(-1, 1),)
 
 
+def _module(layer: Any) -> Any:
+    # As an attribute torch finds it last.
+    found = layer._modules.get("aggr_module")
+    return layer.aggr_module if found is None else found
+
+
 def _of_modules(layer: Any) -> tuple[Reduction, ...] | Refusal:
-    return reductions_of(layer.aggr_module)
+    return reductions_of(_module(layer))
 
 
 def _by_modules(layer: Any, results: Results, index: Callable[[], Tensor]) -> Tensor:
-    if type(layer.aggr_module) in REDUCTIONS:  # the usual case, in less time
+    aggregation = _module(layer)
+    if type(aggregation) in REDUCTIONS:  # the usual case, in less time
         (out,) = results.values()
         return out
-    return aggregated(layer.aggr_module, results, index, layer.node_dim)
+    return aggregated(aggregation, results, index, layer.node_dim)
 
 
 _SYMMETRIC = Reduction("sum", weighted, "symnorm_weight")

@@ -23,6 +23,7 @@ from fastgraph.edge_programs.reading import Reading
 from fastgraph.edge_programs.trace import trace
 from fastgraph.edge_programs.traced import Argument, Reduction, Traced
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
+from fastgraph.graphs.graph import MAX_INDEX
 from fastgraph.layers.prepared import Prepared
 from fastgraph.layers.tracing import (
     Known,
@@ -276,10 +277,10 @@ def _plan(
     if module.node_dim not in (0, -1 - len(outcome.traced.shapes[0])):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
     ends = (num_out, num_in) if transpose else (num_in, num_out)
-    refusal = too_large(*ends, num_edges)
-    if refusal is not None:
-        return refusal
-    run, index, types = outcome.compute, edge_index, outcome.traced.types
+    if max(num_in, num_out, num_edges) > MAX_INDEX:
+        return too_large(*ends, num_edges)
+    index, types = edge_index, outcome.traced.types
+    run = functools.partial(outcome.compute, is_known=message.kept is not None)
     if types is not None:
         if matrix is not None:
             return Refusal("types of the edges of a sparse adjacency matrix")
@@ -311,6 +312,21 @@ def _plan(
         return out
 
     return compute
+
+
+class _Key:
+    """A key whose hash is computed once."""
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: object) -> None:
+        self.value, self._hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.value == other.value
 
 
 class _Message(NamedTuple):
@@ -390,7 +406,7 @@ def _message(
     autocast = torch.get_autocast_dtype("cpu") if is_autocast else None
     dtypes = autocast, torch.get_default_dtype()
     key = type(module), form.message, reductions, described, device, dtypes
-    found = _Message(kept, described, reductions, device, autocast, dtype, key)
+    found = _Message(kept, described, reductions, device, autocast, dtype, _Key(key))
     if kept is not None:
         if len(_KINDS) >= _MOST_KINDS:
             _KINDS.clear()
