@@ -24,7 +24,7 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_SCALE,
 )
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
-from fastgraph.graphs.edges import callers_of, known_graph
+from fastgraph.graphs.edges import KnownGraph, callers_of, known_graph
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import (
     Arguments,
@@ -34,6 +34,7 @@ from fastgraph.ops.library import (
     is_ordinary,
     is_profiling,
     is_transformed,
+    needs_no_dispatcher,
     wanted_gradients,
     without_dispatcher,
 )
@@ -390,6 +391,10 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         products.append(of_heads.sum(-1).to(grad.dtype))
     values = [*saved, *shares, *products]
     run = _in_torch if is_transformed(*values) else EDGE_PROGRAM
+    if run is EDGE_PROGRAM and ptr is None and needs_no_dispatcher(values):
+        # All passes are on one graph, and the engine has looked at the gradients.
+        graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
+        run = functools.partial(KnownGraph(graph, index).while_computing, _DIRECT)
     for made in passes:
         taken = [values[k] for k in made.taken]
         sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)

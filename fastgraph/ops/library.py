@@ -152,7 +152,7 @@ _DIRECT: dict[Operator, Operator] = {}
 def without_dispatcher(operator: Operator) -> Operator:
     """An operator for calls whose arguments are known to fit, in which torch would do nothing else.
 
-    That is to be asked of :func:`is_ordinary`, and of :func:`is_profiling`.
+    That it would is what :func:`needs_no_dispatcher` tells.
 
     Args:
         operator: as :func:`define` returns it.
@@ -371,6 +371,17 @@ _ORDINARY = _AUTOGRAD | _bits(
 
 
 _SPECIAL = ~_ORDINARY
+
+def needs_no_dispatcher(tensors: Arguments) -> bool:
+    """True if torch does nothing with a call on tensors but compute it, and record its gradient.
+
+    Args:
+        tensors: all of the call, with ``None`` in the place of some.
+    """
+    if torch.compiler.is_compiling() or is_profiling():
+        return False
+    return is_ordinary(tensors, tensors)
+
 
 # Asked of every call, so that looking up their names would show.
 _has_torch_function = torch._C._has_torch_function
