@@ -3,9 +3,10 @@
     FASTGRAPH_DATA=... PYTHONPATH=. python benchmarks/any_message.py [--graphs ...] [--layers ...]
 
 Whole layers, and of those whose messages are edge programs ``propagate`` alone as well. Times are
-by the processor's clock on one thread, upstream and ours in turns. Cells go to the record, a line
-each, as soon as they are known, and a run leaves out those that are there. What the record holds is
-written beside it as ``.json`` and ``.md``.
+by the processor's clock on one thread, upstream and ours in turns, those of short passes behind
+another forward pass on the same side. Cells go to the record, a line each, as soon as they are
+known, and a run leaves out those that are there. What the record holds is written beside it as
+``.json`` and ``.md``.
 """
 
 from __future__ import annotations

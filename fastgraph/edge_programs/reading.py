@@ -253,10 +253,7 @@ class Guard:
         for module in self.modules:  # without generators, as there
             if not module.holds(layer):
                 return False
-        for named in self.named:
-            if not named.holds():
-                return False
-        return True
+        return all(n.holds() for n in self.named)
 
 
 @dataclass

@@ -205,7 +205,12 @@ class Prepared:
         """Each output, the shape of its rows, its dtype, and whether it is given as it is."""
         program = self.traced.program
         return tuple(
-            (output, shape, dtype, output.reduction != SOFTMAX and shape == (program.width(output.value),))
+            (
+                output,
+                shape,
+                dtype,
+                output.reduction != SOFTMAX and shape == (program.width(output.value),),
+            )
             for output, shape, dtype in zip(
                 program.outputs, self.traced.shapes, self.traced.dtypes, strict=True
             )

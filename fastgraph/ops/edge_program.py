@@ -391,8 +391,9 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         products.append(of_heads.sum(-1).to(grad.dtype))
     values = [*saved, *shares, *products]
     run = _in_torch if is_transformed(*values) else EDGE_PROGRAM
-    if run is EDGE_PROGRAM and ptr is None and needs_no_dispatcher(values):
-        # All passes are on one graph, and the engine has looked at the gradients.
+    # All passes are on one graph, and the engine has looked at the gradients. On a GPU each look-up
+    # spoils the results of one pass where the graph is stale.
+    if run is EDGE_PROGRAM and ptr is None and index.is_cpu and needs_no_dispatcher(values):
         graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
         run = functools.partial(KnownGraph(graph, index).while_computing, _DIRECT)
     for made in passes:

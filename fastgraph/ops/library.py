@@ -372,6 +372,7 @@ _ORDINARY = _AUTOGRAD | _bits(
 
 _SPECIAL = ~_ORDINARY
 
+
 def needs_no_dispatcher(tensors: Arguments) -> bool:
     """True if torch does nothing with a call on tensors but compute it, and record its gradient.
 
