@@ -252,8 +252,12 @@ class Traced:
             if step.function is None:
                 found.append(given[step.args[0]])
             else:
+                args = [
+                    found[a.step] if isinstance(a, Ref) else taken(a) if isinstance(a, list) else a
+                    for a in step.args
+                ]
                 kwargs = {name: taken(argument) for name, argument in step.kwargs}
-                found.append(step.function(*map(taken, step.args), **kwargs))
+                found.append(step.function(*args, **kwargs))
         operands = {name: found[step] for name, step in self.step_of.items()}
         for name, owner in self.owner_of.items():
             if owner == "gathered" and "gathered by type" in self.pairs:

@@ -277,8 +277,8 @@ def _plan(
     if module.node_dim not in (0, -1 - len(outcome.traced.shapes[0])):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
     ends = (num_out, num_in) if transpose else (num_in, num_out)
-    if max(num_in, num_out, num_edges) > MAX_INDEX:
-        return too_large(*ends, num_edges)
+    if max(num_in, num_out, num_edges) > MAX_INDEX and (large := too_large(*ends, num_edges)):
+        return large
     index, types = edge_index, outcome.traced.types
     run = functools.partial(outcome.compute, is_known=message.kept is not None)
     if types is not None:
