@@ -107,7 +107,8 @@ def test_threads_make_no_difference(lib: Any) -> None:
 @pytest.mark.parametrize(
     ("tensor", "error", "text"),
     [
-        (torch.zeros(2, 2, 2).mT, ValueError, r"1 or 2 dimensions, got shape \[2, 2, 2\]"),
+        (torch.zeros(2, 2, 2), ValueError, r"1 or 2 dimensions, got shape \[2, 2, 2\]"),
+        (torch.zeros(()), ValueError, r"1 or 2 dimensions, got shape \[\]"),
         (torch.zeros(3, dtype=torch.complex128), TypeError, "1, 2, 4 or 8 bytes, got complex128"),
     ],
 )
