@@ -305,12 +305,12 @@ class _Attention:
         """In two passes.
 
         That over destinations comes first, writes the gradients of everything but what the sources
-        have, and leaves two numbers for each edge and head. The other is left out where nothing
-        that it writes is wanted.
+        have, and leaves two numbers for each edge and head, and signs. The other is left out where
+        nothing that it writes is wanted.
         """
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = self._empty_gradients(inputs, wanted)
-        left = new_rows(stats, (graph.num_edges, stats.shape[1], 2))
+        left = new_rows(stats, (graph.num_edges, stats.shape[1], 2 + self._of_signs(inputs, stats)))
         shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
         # The gradient of parameters depends on the order of rows, in bits.
         ascending = self._operator.has_parameters
@@ -329,6 +329,11 @@ class _Attention:
                 *(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one),
             )
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
+
+    def _of_signs(self, inputs: list[Any], stats: Tensor) -> int:
+        """Numbers like the statistics that hold a bit for each channel, if edges need signs."""
+        channels, bits = inputs[self._gathered].shape[2], 8 * stats.itemsize
+        return -(-channels // bits) if self._operator.has_signs else 0
 
     def backward_at_once(
         self,

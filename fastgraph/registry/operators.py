@@ -50,6 +50,8 @@ class Attention:
         schema: the same as callers call it.
         out: the shape of the output.
         made: shapes of what the operator computes first of each node, from its row and parameters.
+        has_signs: whether the gradients of sources depend on the sign that each channel has at each
+            edge, which the pass over destinations leaves for that over sources.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Attention:
     schema: str
     out: tuple[Size, ...] = ("destinations", "heads", "channels")
     made: tuple[tuple[Size, ...], ...] = ()
+    has_signs: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -148,6 +151,7 @@ GATV2 = Attention(
     ),
     option="slope",
     schema="float negative_slope",
+    has_signs=True,
 )
 GAT = Attention(
     "gat",

@@ -106,7 +106,10 @@ class Attention:
         return self._backward(self.graph.arguments | self.flipped.arguments_t, {}, self.inputs)
 
     def backward_dst(self, *names: str) -> Prepared:
-        between = self.stats.new_full((*self.expected["alpha"].shape, 2), 77.0)
+        numbers = 2
+        if "x_dst" in self.inputs:  # additive scores leave a bit for each channel besides
+            numbers += -(-self.inputs["x_dst"].shape[2] // (8 * self.stats.itemsize))
+        between = self.stats.new_full((*self.expected["alpha"].shape, numbers), 77.0)
         return self._backward(self.graph.arguments, {"between": between}, names)
 
     def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:

@@ -16,6 +16,8 @@ from .test_heads import (
     call_with_edges,
     error_ratios,
     inputs_of,
+    operator,
+    upstream,
     upstream_with_edges,
     with_gradients,
 )
@@ -81,6 +83,46 @@ def test_every_instruction_level_is_as_close_as_upstream(
     assert max(torch.tensor(ratios).median(0).values.tolist()) <= 2
     for a, b in zip(with_gradients(ours, exact), with_gradients(theirs, exact), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", [RAGGED, CUT], ids=str)
+@pytest.mark.parametrize(("heads", "channels"), [(1, 3), (3, 8), (2, 20), (1, 65), (33, 2)])
+@pytest.mark.parametrize("edge_dim", [0, 2])
+def test_slopes_where_what_is_added_up_is_zero(
+    edge_dim: int, heads: int, channels: int, case: Case
+) -> None:
+    """The slope at 0 is that below, of channels whose signs share a byte and of those that do not."""
+    exact = sized_inputs("gatv2", case, heads, channels, edge_dim)
+    whole = [t if i == 2 else torch.randint(-1, 2, t.shape).double() for i, t in enumerate(exact)]
+
+    def ours(inputs: Inputs) -> Tensor:
+        if edge_dim == 0:
+            return operator("gatv2")(*inputs[:3], case.edge_index)
+        return both(call_with_edges("gatv2", inputs, case))
+
+    def theirs(inputs: Inputs) -> Tensor:
+        if edge_dim == 0:
+            return upstream("gatv2", inputs[:3], case)
+        return both(upstream_with_edges("gatv2", inputs, case))
+
+    whole = whole if edge_dim else whole[:3]
+    for a, b in zip(with_gradients(ours, whole), with_gradients(theirs, whole), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_does_not_depend_on_those_beside_it(name: str) -> None:
+    """Rows of few edges are taken together, and edges projected for some of them at a time."""
+    inputs = [t.float() for t in sized_inputs(name, RAGGED, 8, 8, 5)]
+    whole, _ = call_with_edges(name, inputs, RAGGED)
+    destinations = RAGGED.edge_index[1]
+    for rows in (range(3, 60, 7), range(20, 50)):
+        kept = torch.isin(destinations, torch.tensor(list(rows)))
+        place = -2 if name == "gatv2" else -1
+        some = [t[kept] if i == len(inputs) + place else t for i, t in enumerate(inputs)]
+        part = Case("part", RAGGED.edge_index[:, kept], RAGGED.num_src, RAGGED.num_dst)
+        out, _ = call_with_edges(name, some, part)
+        assert torch.equal(out[list(rows)], whole[list(rows)])
 
 
 @pytest.mark.parametrize("frozen", [(3,), (4,), (3, 4), (0, 1, 2)], ids=str)

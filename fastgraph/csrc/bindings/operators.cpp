@@ -241,10 +241,17 @@ struct AttentionSizes {
             edge_scores<const T>(grad_alpha, "grad_alpha"),
             checked_matrix<const Accumulator<T>>(grad_logsum, rows, heads, "grad_logsum")};
   }
-  // What the pass over destinations leaves for the one over sources.
+  // What the pass over destinations leaves for the one over sources: two numbers for each edge and
+  // head, and so many more.
   template <typename A>
-  A* between_passes(const Tensor& tensor) const {
-    return checked<A>(tensor, {edges, heads, 2}, "between");
+  A* between_passes(const Tensor& tensor, int64_t more = 0) const {
+    return checked<A>(tensor, {edges, heads, 2 + more}, "between");
+  }
+  // Numbers that hold a bit for each channel.
+  template <typename A>
+  int64_t of_signs() const {
+    constexpr int64_t kBits = 8 * sizeof(A);
+    return (width + kBits - 1) / kBits;
   }
 };
 
@@ -371,7 +378,8 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
     call.run(
         kernels::gatv2_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
         checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-        sizes.between_passes<Accumulator<T>>(between), sizes.of_rows<T>(grad_dst, "grad_dst"),
+        sizes.between_passes<Accumulator<T>>(between, sizes.of_signs<Accumulator<T>>()),
+        sizes.of_rows<T>(grad_dst, "grad_dst"),
         checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
         checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
         checked_heads<T>(grad_weight_edge, sizes.heads, channels, sizes.width, "grad_weight_edge"));
@@ -393,7 +401,7 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
              checked_dropout(dropout, seed),
              sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-             sizes.between_passes<const Accumulator<T>>(between),
+             sizes.between_passes<const Accumulator<T>>(between, sizes.of_signs<Accumulator<T>>()),
              sizes.of_cols<T>(grad_src, "grad_src"));
   });
 }

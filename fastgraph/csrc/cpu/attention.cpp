@@ -51,6 +51,16 @@ inline Dots<Accumulator<T>> dots_of_pairs(const Block& block, const AttentionInp
   return found;
 }
 
+// The products of a row of a batch with what its entries have, nodes and edges.
+template <typename T>
+inline void add_products(const RowBatch& batch, int64_t row, EntryRange entries,
+                         const Heads<const T>& own, const Heads<const T>& others,
+                         const Matrix<const T>& edge, Accumulator<T>* products) {
+  add_dots<T>(batch, row, entries, own, 0, NodeRows<T>(others), products);
+  if (edge.width == 0) return;
+  add_dots<T>(batch, row, entries, own, others.width, EdgeRows<T>(edge), products);
+}
+
 template <typename T>
 struct Scores {
   using A = Accumulator<T>;
@@ -60,11 +70,11 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
 
-  bool knows_batches() const { return in.edge.width == 0; }
+  bool knows_batches() const { return true; }
   void of_batch(const RowBatch& batch, A* score) const {
     std::fill_n(score, batch.size(), A{0});
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      add_dots<T>(batch, row, entries, in.query, in.key, score);
+      add_products<T>(batch, row, entries, in.query, in.key, in.edge, score);
     });
     for (int64_t i = 0; i < batch.size(); ++i) score[i] *= scale;
   }
@@ -103,23 +113,50 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     return found;
   }
 
-  bool knows_batches() const { return in.edge.width == 0; }
+  bool knows_batches() const { return true; }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> p, product;
+    BatchValues<A> p, product, weight;
     std::fill_n(p.data, batch.size(), A{0});
     std::fill_n(product.data, batch.size(), A{0});
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      add_dots<T>(batch, row, entries, in.query, in.key, p.data);
-      add_dots<T>(batch, row, entries, this->grad, in.value, product.data);
+      add_products<T>(batch, row, entries, in.query, in.key, in.edge, p.data);
+      add_products<T>(batch, row, entries, this->grad, in.value, in.edge, product.data);
     });
     for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
-    this->gradients_of_scores(batch, product.data, p.data);
+    this->gradients_of_scores(batch, product.data, p.data, weight.data);
+    for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_entries<T>(batch, entries, p.data, in.key,
-                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
-                       constexpr int N = decltype(lanes)::value;
-                       grad_query.row(row, head).template store<N>(f, scale * sum);
-                     });
+      const auto store_from = [&](int64_t first) {
+        return [&, first](auto lanes, int64_t head, int64_t f, auto sum) {
+          grad_query.row(row, head).template store<decltype(lanes)::value>(first + f, sum);
+        };
+      };
+      sum_entries<T>(batch, entries, p.data, NodeRows<T>(in.key), store_from(0));
+      if (in.edge.width == 0) return;
+      sum_entries<T>(batch, entries, p.data, EdgeRows<T>(in.edge), store_from(in.key.width));
+      if (grad_edge.data != nullptr) {
+        leave_edge_gradients(batch, row, entries, p.data, weight.data);
+      }
+    });
+  }
+
+  // The gradients of the edges of a row: its heads' queries by `score`, and gradients by `weight`.
+  void leave_edge_gradients(const RowBatch& batch, int64_t row, EntryRange entries, const A* score,
+                            const A* weight) const {
+    for_each_part<kLanes<T>, 1>(0, in.edge.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      const int64_t column = in.key.width + f;
+      for (int64_t e = entries.begin; e < entries.end; ++e) {
+        Vector<A, N> sum{};
+        for (int64_t h = 0; h < batch.heads; ++h) {
+          const int64_t at = batch.at(e) + h;
+          const auto query = load<N>(in.query.at(row, h) + column);
+          const auto given = load<N>(this->grad.at(row, h) + column);
+          sum = multiply_add<A, N>(splat<A, N>(score[at]), query, sum);
+          sum = multiply_add<A, N>(splat<A, N>(weight[at]), given, sum);
+        }
+        store<N>(grad_edge.row(batch.graph.edge(e)) + f, sum);
+      }
     });
   }
 
@@ -224,17 +261,18 @@ struct BackwardSrc : SourceSoftmax<T> {
     });
   }
 
-  bool knows_batches() const { return in.edge.width == 0; }  // else queries are wider than keys
+  bool knows_batches() const { return true; }
   void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> weight, score;
     this->gradients_of_batch(batch, weight.data, score.data);
+    const NodeRows<T> queries(in.query, in.key.width), gradients(this->grad, in.key.width);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_entries<T>(batch, entries, score.data, in.query,
+      sum_entries<T>(batch, entries, score.data, queries,
                      [&](auto lanes, int64_t head, int64_t f, auto sum) {
                        constexpr int N = decltype(lanes)::value;
                        grad_key.row(row, head).template store<N>(f, scale * sum);
                      });
-      sum_entries<T>(batch, entries, weight.data, this->grad,
+      sum_entries<T>(batch, entries, weight.data, gradients,
                      [&](auto lanes, int64_t head, int64_t f, auto sum) {
                        grad_value.row(row, head).template store<decltype(lanes)::value>(f, sum);
                      });

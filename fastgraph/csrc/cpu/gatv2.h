@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cpu/kernels.h"
+#include "cpu/signs.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_projection.h"
 #include "fastgraph/edge_softmax.h"
@@ -82,12 +83,12 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
   return score;
 }
 
-// The same for a row of a batch, without features of edges: added to score, and with kProducts to
-// product.
-template <bool kProducts, typename T>
+// The same for a row of a batch: added to score, and with kProducts to product.
+template <bool kProducts, typename T, typename Edges>
 inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
-                       const Gatv2Inputs<T>& in, Accumulator<T> slope, Accumulator<T>* score,
-                       Heads<const T> grad = {}, Accumulator<T>* product = nullptr) {
+                       const Gatv2Inputs<T>& in, const Edges& edges, Accumulator<T> slope,
+                       Accumulator<T>* score, Heads<const T> grad = {},
+                       Accumulator<T>* product = nullptr) {
   using A = Accumulator<T>;
   for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
@@ -105,14 +106,17 @@ inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = in.x_src.at(batch.graph.col[e], head) + f;
+      const auto of_edge = edges.of_entry(e, head, f);
       expect_piece<P>(batch, e, in.x_src, head, f);
       V sum[P::kHeads] = {}, dot[P::kHeads] = {};
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V value = load<N>(other + h * in.x_src.width + q * N);
-          const V z = own[h][q] + value;
+          const int64_t at = h * in.x_src.width + q * N;
+          const V value = load<N>(other + at);
+          V z = own[h][q] + value;
+          of_edge.template add_to<N>(z, at);
           sum[h] = multiply_add<A, N>(factor[h][q], leaky_relu(z, slope), sum[h]);
           if constexpr (kProducts) dot[h] = multiply_add<A, N>(given[h][q], value, dot[h]);
         }
@@ -121,6 +125,31 @@ inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
       if constexpr (kProducts) add_sums<A, N, P::kHeads>(dot, product + batch.at(e) + head);
     }
   });
+}
+
+// Calls body(row, its entries, what these add to z) for the rows of a batch.
+template <typename Edges, typename Body>
+inline void for_each_row(const RowBatch& batch, const Edges& edges, const Body& body) {
+  batch.for_each_row(
+      [&](int64_t row, EntryRange entries, int64_t) { body(row, entries, edges); });
+}
+
+// Edges are projected for some rows at a time, so that what they add stays in the first cache.
+template <typename T, typename Body>
+inline void for_each_row(const RowBatch& batch, const EdgeProjection<T>& edges, const Body& body) {
+  using A = Accumulator<T>;
+  constexpr int64_t kAtOnce = 64;
+  const int64_t stride = edges.weight.width;
+  const int64_t* rowptr = batch.graph.rowptr;
+  TaskScratch<A, kAtOnce * 64> z(std::max(kAtOnce, kBatchedEntries) * stride);
+  for (int64_t place = batch.place_begin; place < batch.place_end;) {
+    int64_t end = place + 1;
+    while (end < batch.place_end && rowptr[end + 1] - rowptr[place] <= kAtOnce) ++end;
+    const RowBatch part{batch.graph, batch.heads, place, end, rowptr[place], rowptr[end]};
+    edges.of_entries(part.graph, part.begin, part.end - part.begin, z.get());
+    for_each_row(part, ProjectedEdges<A>{z.get(), stride, part.begin, edges.width}, body);
+    place = end;
+  }
 }
 
 template <typename T, typename Edges>
@@ -133,11 +162,20 @@ struct AdditiveScores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
 
-  bool knows_batches() const { return in.edge.width == 0; }
+  bool knows_batches() const { return true; }
   void of_batch(const RowBatch& batch, A* score) const {
     std::fill_n(score, batch.size(), A{0});
-    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      add_scores<false, T>(batch, row, entries, in, slope, score);
+    for_each_row(batch, edges, [&](int64_t row, EntryRange entries, const auto& projected) {
+      add_scores<false, T>(batch, row, entries, in, projected, slope, score);
+    });
+  }
+
+  // With <grad, x_src> of each entry.
+  void of_batch(const RowBatch& batch, A* score, Heads<const T> grad, A* product) const {
+    std::fill_n(score, batch.size(), A{0});
+    std::fill_n(product, batch.size(), A{0});
+    for_each_row(batch, edges, [&](int64_t row, EntryRange entries, const auto& projected) {
+      add_scores<true, T>(batch, row, entries, in, projected, slope, score, grad, product);
     });
   }
 
@@ -160,6 +198,12 @@ struct AdditiveScores {
     }
   }
 };
+
+// The slopes g * leaky_relu'(z) of N channels from f on, of an entry and head whose signs these are.
+template <typename A, int N>
+FASTGRAPH_INLINE Vector<A, N> slopes_of(const uint8_t* signs, int64_t f, A g, A slope) {
+  return signs_of<A, N>(signs, f) ? splat<A, N>(g) : splat<A, N>(slope * g);
+}
 
 // att times the slopes of a row. One without entries has none, whatever att is: NaN * 0 is NaN.
 template <int N, typename T>

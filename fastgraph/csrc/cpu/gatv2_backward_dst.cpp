@@ -10,10 +10,10 @@ namespace {
 
 // The slopes of head h: the sums over the entries of grad[i] * leaky_relu'(z_i), which start from
 // before(N, f) and are given to after(N, f, sum), N channels at a time. The sum over the entries of
-// grad[i] * leaky_relu(z_i) is added to activations.
+// grad[i] * leaky_relu(z_i) is added to activations. Leaves the signs of z.
 template <typename T, typename Before, typename After, typename Block>
 inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const NodeRows<T>& others,
-                       Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T> slope, const Signs& signs, BlockOf<Accumulator<T>> grad,
                        Accumulator<T>* activations, const Before& before, const After& after) {
   using A = Accumulator<T>;
   const T* own = nodes.at(block.row, block.head + h);
@@ -36,8 +36,10 @@ inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const No
       V z[C::kCount];
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
+      uint8_t* const left = signs.at(block.edge(i), block.head + h);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
+        leave_signs<A, N>(z[q], f + q * N, left);
         const V sloped = z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
         slope_sum[q] += sloped;
         activation_sum[q] = multiply_add<A, N>(sloped, z[q], activation_sum[q]);
@@ -54,10 +56,10 @@ inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const No
 // The slopes of a block of one head, added to those in memory.
 template <typename T>
 inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeRows<T>& others,
-                       Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T> slope, const Signs& signs, BlockOf<Accumulator<T>> grad,
                        Accumulator<T>* activations, Accumulator<T>* slopes) {
   sum_slopes<T>(
-      block, 0, nodes, others, slope, grad, activations,
+      block, 0, nodes, others, slope, signs, grad, activations,
       [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(slopes + f); },
       [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(slopes + f, sum); });
 }
@@ -67,8 +69,9 @@ inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeR
 // errs less than one long sum.
 template <typename T, typename After>
 inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
-                       const Gatv2Inputs<T>& in, Accumulator<T> slope, const Accumulator<T>* grad,
-                       Accumulator<T>* activations, const After& after) {
+                       const Gatv2Inputs<T>& in, Accumulator<T> slope, const Signs& signs,
+                       const Accumulator<T>* grad, Accumulator<T>* activations,
+                       const After& after) {
   using A = Accumulator<T>;
   for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
@@ -88,12 +91,14 @@ inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = in.x_src.at(batch.graph.col[e], head) + f;
       const A* given = grad + batch.at(e) + head;
+      uint8_t* const left = signs.at(batch.graph.edge(e), head);
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
         const V up = splat<A, N>(given[h]), down = splat<A, N>(slope * given[h]);
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
           const V z = own[h][q] + load<N>(other + h * width + q * N);
+          leave_signs<A, N>(z, f + q * N, left + h * signs.bytes);
           const V sloped = z > V{} ? up : down;
           sum[h][q] += sloped;
           activation[h][q] = multiply_add<A, N>(sloped, z, activation[h][q]);
@@ -119,6 +124,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
   AdditiveScores<T, NoEdges> scores;
+  Signs signs;
   Result<T> grad_dst;
   Heads<A> sums;  // [slots, heads, width], of att
 
@@ -136,14 +142,10 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   void absorb_batch(const RowBatch& batch, int64_t slot) const {
     const Gatv2Inputs<T>& in = scores.in;
     BatchValues<A> p, product;
-    std::fill_n(p.data, batch.size(), A{0});
-    std::fill_n(product.data, batch.size(), A{0});
-    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      add_scores<true, T>(batch, row, entries, in, scores.slope, p.data, this->grad, product.data);
-    });
+    scores.of_batch(batch, p.data, this->grad, product.data);
     this->gradients_of_scores(batch, product.data, p.data);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_slopes<T>(batch, row, entries, in, scores.slope, p.data, sums.at(slot, 0),
+      sum_slopes<T>(batch, row, entries, in, scores.slope, signs, p.data, sums.at(slot, 0),
                     [&](auto lanes, int64_t head, int64_t f, auto slopes) {
                       constexpr int N = decltype(lanes)::value;
                       using V = Vector<A, N>;
@@ -161,7 +163,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     for (int h = 0; h < block.heads; ++h) {
       const int64_t head = block.head + h;
       const ResultRow<T> target = grad_dst.row(block.row, head);
-      sum_slopes<T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope,
+      sum_slopes<T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, signs,
                     grads.score, sums.at(slot, head), Zeros<A>{},
                     [&](auto lanes, int64_t f, auto slopes) {
                       constexpr int N = decltype(lanes)::value;
@@ -174,7 +176,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
     this->leave(block, this->weights(block, buffer), grads);
-    add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, grads,
+    add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, signs, grads,
                   state + in.x_src.width, state);
   }
 
@@ -210,6 +212,13 @@ struct EdgeScores : DestinationSoftmax<T, EdgeScores<T, Edges>> {
     return scores.with_products(block, this->grad);
   }
 
+  bool knows_batches() const { return true; }
+  void absorb_batch(const RowBatch& batch, int64_t) const {
+    BatchValues<A> p, product;
+    scores.of_batch(batch, p.data, this->grad, product.data);
+    this->gradients_of_scores(batch, product.data, p.data);
+  }
+
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto grads = this->gradients_of_few(block, find_dots(block));
@@ -238,6 +247,7 @@ struct EdgeBackwardDst {
   Dropout dropout;
   SoftmaxGradients<T> given;
   A* between;
+  Signs signs;
   A* delta;
   Result<T> grad_dst;
   Matrix<A> grad_edge;  // or null
@@ -272,7 +282,7 @@ struct EdgeBackwardDst {
     const int64_t first = part.entry_begin, count = part.entry_end - first;
     edges.of_entries(graph, first, count, z);
     find_scores(part, z);
-    for (int64_t head = 0; head < in.att.heads; ++head) find_slopes(part, head, own, z);
+    find_slopes(part, own, z);
     if (sums.heads > 1) edges.add_weight_gradient(graph, first, count, z, own + sums.width);
     if (grad_edge.data != nullptr) edges.edge_gradient(graph, first, count, z, grad_edge);
   }
@@ -284,48 +294,66 @@ struct EdgeBackwardDst {
     run_pass<A>(graph, {{part}, {}, 0}, in.att.heads, 2 * in.att.width, pass);
   }
 
-  // The slopes of a head: sums over the rows as gradients of x_dst, and over all entries of
-  // gradients for att. z becomes its gradient.
-  void find_slopes(const Task& part, int64_t head, A* activations, A* z) const {
-    const NodeRows<T> others = NodeRows<T>::seen_before(in.x_src);
-    const int64_t width = in.att.width;
-    for_each_part<kLanes<T>, 4>(0, width, [&](auto chunk, int64_t f) {
-      using C = decltype(chunk);
-      constexpr int N = C::kLanes;
+  // The slopes: sums over the rows as gradients of x_dst, and over all entries of gradients for
+  // att. z becomes its gradient.
+  void find_slopes(const Task& part, A* activations, A* z) const {
+    for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+      using P = decltype(piece);
+      constexpr int N = P::kLanes;
       using V = Vector<A, N>;
-      const T* att = in.att.at(0, head) + f;
-      const int64_t column = head * width + f;
-      V factor[C::kCount], activation_sum[C::kCount];
+      const int64_t width = in.att.width, heads = in.att.heads;
+      V factor[P::kHeads][P::kCount], activation[P::kHeads][P::kCount] = {};
 #pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) {
-        factor[q] = load<N>(att + q * N);
-        activation_sum[q] = load<N>(activations + column + q * N);
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          factor[h][q] = load<N>(in.att.at(0, head + h) + f + q * N);
+        }
       }
       for (int64_t place = part.place_begin; place < part.place_end; ++place) {
         const int64_t row = graph.row(place);
         const EntryRange range = part.entries(graph, place);
-        const T* own = in.x_dst.at(row, head) + f;
-        V mine[C::kCount], slope_sum[C::kCount] = {};
+        V mine[P::kHeads][P::kCount], slopes[P::kHeads][P::kCount] = {};
 #pragma GCC unroll 4
-        for (int q = 0; q < C::kCount; ++q) mine[q] = load<N>(own + q * N);
-        for (int64_t entry = range.begin; entry < range.end; ++entry) {
-          const T* other = others.x.at(graph.col[entry], head) + f;
-          const A g = between[2 * (graph.edge(entry) * in.att.heads + head) + 1];
-          A* at = z + (entry - part.entry_begin) * sums.width + column;
+        for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
-          for (int q = 0; q < C::kCount; ++q) {
-            const V sum = mine[q] + load<N>(other + q * N) + load<N>(at + q * N);
-            const V sloped = sum > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
-            slope_sum[q] += sloped;
-            activation_sum[q] = multiply_add<A, N>(sloped, sum, activation_sum[q]);
-            store<N>(at + q * N, factor[q] * sloped);
+          for (int q = 0; q < P::kCount; ++q) {
+            mine[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
           }
         }
-        leave_slopes<N, C::kCount>(part, row, head, range.empty(), f, factor, slope_sum);
+        for (int64_t entry = range.begin; entry < range.end; ++entry) {
+          const int64_t edge = graph.edge(entry);
+          const T* other = in.x_src.at(graph.col[entry], head) + f;
+          const A* g = between + 2 * (edge * heads + head) + 1;
+          A* at = z + (entry - part.entry_begin) * sums.width + head * width + f;
+          uint8_t* const left = signs.at(edge, head);
+#pragma GCC unroll 4
+          for (int h = 0; h < P::kHeads; ++h) {
+            const V up = splat<A, N>(g[2 * h]), down = splat<A, N>(slope * g[2 * h]);
+#pragma GCC unroll 4
+            for (int q = 0; q < P::kCount; ++q) {
+              A* const own = at + h * width + q * N;
+              const V sum = mine[h][q] + load<N>(other + h * width + q * N) + load<N>(own);
+              leave_signs<A, N>(sum, f + q * N, left + h * signs.bytes);
+              const V sloped = sum > V{} ? up : down;
+              slopes[h][q] += sloped;
+              activation[h][q] = multiply_add<A, N>(sloped, sum, activation[h][q]);
+              store<N>(own, factor[h][q] * sloped);
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int h = 0; h < P::kHeads; ++h) {
+          leave_slopes<N, P::kCount>(part, row, head + h, range.empty(), f, factor[h], slopes[h]);
+        }
       }
 #pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) {
-        store<N>(activations + column + q * N, activation_sum[q]);
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          A* const sum = activations + (head + h) * width + f + q * N;
+          store<N>(sum, load<N>(sum) + activation[h][q]);
+        }
       }
     });
   }
@@ -371,6 +399,7 @@ void backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, Accumulator
   std::fill_n(sums.get(), slots * heads * width, A{0});
   const BackwardDst<T> pass{{{2 * width}, given, between, dropout},
                             {in, slope, {}},
+                            signs_behind(between, graph, in.att),
                             Result<T>(grad_dst),
                             {sums.get(), slots, heads, width}};
   run_destination_pass<T>(graph, schedule, heads, 2 * width, pass);
@@ -405,6 +434,7 @@ void gatv2_backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, doubl
                                 dropout,
                                 given,
                                 between,
+                                signs_behind(between, graph, in.att),
                                 delta.get(),
                                 Result<T>(grad_dst),
                                 grad_edge,

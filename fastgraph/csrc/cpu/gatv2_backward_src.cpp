@@ -7,42 +7,33 @@ namespace {
 // The gradients that head h of a node gets as a source: the sums over the entries of weight[i] *
 // grad_i as a value, and of score[i] * leaky_relu'(z_i), which start from before(N, f) and
 // before(N, width + f) and are given to after(N, f, values, slopes), N channels at a time.
-template <typename T, typename Edges, typename Before, typename After, typename Block>
-inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, Heads<const T> grad,
-                          const Edges& edges, Accumulator<T> slope,
-                          const EdgeGradients<Accumulator<T>>& given, const Before& before,
-                          const After& after) {
+template <typename T, typename Before, typename After, typename Block>
+inline void sum_gradients(const Block& block, int h, Heads<const T> grad, const Signs& signs,
+                          Accumulator<T> slope, const EdgeGradients<Accumulator<T>>& given,
+                          const Before& before, const After& after) {
   using A = Accumulator<T>;
-  const NodeRows<T> gradients(grad), others(in.x_dst);
-  const T* own = in.x_src.at(block.row, block.head + h);
+  const NodeRows<T> gradients(grad);
   for_each_part<kLanes<T>, 4>(0, grad.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     constexpr int N = C::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    V mine[C::kCount], values[C::kCount], slopes[C::kCount];
+    V values[C::kCount], slopes[C::kCount];
 #pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
-      mine[q] = load<N>(own + f + q * N);
       values[q] = before(kLane, f + q * N);
       slopes[q] = before(kLane, grad.width + f + q * N);
     }
-    const auto of_edges = edges.template of_block<C>(block, h, f);
     for (int i = 0; i < block.count; ++i) {
       gradients.template expect<C::kWidth>(block, i, h, f);
-      others.template expect<C::kWidth>(block, i, h, f);
       const T* gradient = gradients.at(block, i, h) + f;
-      const T* other = others.at(block, i, h) + f;
+      const uint8_t* const left = signs.at(block.edge(i), block.head + h);
       const V weight = splat<A, N>(given.weight[h * block.stride + i]);
       const A g = given.score[h * block.stride + i];
-      V z[C::kCount];
-#pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
-      of_edges.add_to(z, i);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
         values[q] = multiply_add<A, N>(weight, load<N>(gradient + q * N), values[q]);
-        slopes[q] += z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
+        slopes[q] += slopes_of<A, N>(left, f + q * N, g, slope);
       }
     }
 #pragma GCC unroll 4
@@ -50,45 +41,33 @@ inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, H
   });
 }
 
-// The gradients that a row of a batch gets as a source, without features of edges, as
-// sum_gradients() has them: given to after(N, head, f, values, slopes), N channels at a time.
+// The gradients that a row of a batch gets as a source, as sum_gradients() has them: given to
+// after(N, head, f, values, slopes), N channels at a time.
 template <typename T, typename After>
-inline void sum_gradients(const RowBatch& batch, int64_t row, EntryRange entries,
-                          const Gatv2Inputs<T>& in, Heads<const T> grad, Accumulator<T> slope,
-                          const Accumulator<T>* weights, const Accumulator<T>* scores,
-                          const After& after) {
+inline void sum_gradients(const RowBatch& batch, EntryRange entries, Heads<const T> grad,
+                          const Signs& signs, Accumulator<T> slope, const Accumulator<T>* weights,
+                          const Accumulator<T>* scores, const After& after) {
   using A = Accumulator<T>;
   for_each_piece(grad, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    const int64_t width = grad.width;
-    V own[P::kHeads][P::kCount], values[P::kHeads][P::kCount] = {};
-    V slopes[P::kHeads][P::kCount] = {};
-#pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
-#pragma GCC unroll 4
-      for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = load<N>(in.x_src.at(row, head + h) + f + q * N);
-      }
-    }
+    V values[P::kHeads][P::kCount] = {}, slopes[P::kHeads][P::kCount] = {};
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* gradient = grad.at(batch.graph.col[e], head) + f;
-      const T* other = in.x_dst.at(batch.graph.col[e], head) + f;
+      const uint8_t* const left = signs.at(batch.graph.edge(e), head);
       const int64_t at = batch.at(e) + head;
       expect_piece<P>(batch, e, grad, head, f);
-      expect_piece<P>(batch, e, in.x_dst, head, f);
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
         const V weight = splat<A, N>(weights[at + h]);
-        const V up = splat<A, N>(scores[at + h]), down = splat<A, N>(slope * scores[at + h]);
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V z = own[h][q] + load<N>(other + h * width + q * N);
-          values[h][q] =
-              multiply_add<A, N>(weight, load<N>(gradient + h * width + q * N), values[h][q]);
-          slopes[h][q] += z > V{} ? up : down;
+          const V given = load<N>(gradient + h * grad.width + q * N);
+          values[h][q] = multiply_add<A, N>(weight, given, values[h][q]);
+          slopes[h][q] +=
+              slopes_of<A, N>(left + h * signs.bytes, f + q * N, scores[at + h], slope);
         }
       }
     }
@@ -104,26 +83,38 @@ inline void sum_gradients(const RowBatch& batch, int64_t row, EntryRange entries
 
 // The gradient of x_src, along the transpose; state holds the sums of gradients as a value and of
 // slopes.
-template <typename T, typename Edges>
+template <typename T>
 struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  AdditiveScores<T, Edges> scores;
+  Heads<const T> att;
+  A slope;
+  Signs signs;
   Result<T> grad_src;
 
-  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(scores.in.x_src, row); }
+  // What the other pass has left, and the signs, are scattered.
+  FASTGRAPH_INLINE void expect_signs(const Entries& block) const {
+    const int64_t begin = block.entry + kBlock;
+    const int64_t end = std::min(begin + block.count, block.graph.num_entries);
+    for (int64_t entry = begin; entry < end; ++entry) {
+      __builtin_prefetch(signs.at(block.graph.edge(entry), 0));
+    }
+  }
 
-  bool knows_batches() const { return scores.in.edge.width == 0; }
+  bool knows_batches() const { return true; }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    const Gatv2Inputs<T>& in = scores.in;
     BatchValues<A> weight, score;
     this->gradients_of_batch(batch, weight.data, score.data);
+    for (int64_t e = batch.begin; e < batch.end; ++e) {
+      batch.expect_after(
+          e, [&](int64_t, int64_t edge) { __builtin_prefetch(signs.at(edge, 0)); });
+    }
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_gradients<T>(batch, row, entries, in, this->grad, scores.slope, weight.data, score.data,
+      sum_gradients<T>(batch, entries, this->grad, signs, slope, weight.data, score.data,
                        [&](auto lanes, int64_t head, int64_t f, auto values, auto slopes) {
                          constexpr int N = decltype(lanes)::value;
                          using V = Vector<A, N>;
-                         const V through_score = load<N>(in.att.at(0, head) + f) * slopes;
+                         const V through_score = load<N>(att.at(0, head) + f) * slopes;
                          grad_src.row(row, head).template store<N>(
                              f, values + (entries.empty() ? V{} : through_score));
                        });
@@ -132,23 +123,24 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->gradients(block);
+    if (block.head == 0) expect_signs(block);
     for (int h = 0; h < block.heads; ++h) {
-      const T* att = in.att.at(0, block.head + h);
+      const T* factor = att.at(0, block.head + h);
       const ResultRow<T> target = grad_src.row(block.row, block.head + h);
-      sum_gradients<T>(block, h, in, this->grad, scores.edges, scores.slope, grads, Zeros<A>{},
+      sum_gradients<T>(block, h, this->grad, signs, slope, grads, Zeros<A>{},
                        [&](auto lanes, int64_t f, auto values, auto slopes) {
                          constexpr int N = decltype(lanes)::value;
-                         target.template store<N>(f, values + load<N>(att + f) * slopes);
+                         target.template store<N>(f, values + load<N>(factor + f) * slopes);
                        });
     }
   }
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     A* slopes = state + this->grad.width;
+    if (block.head == 0) expect_signs(block);
     sum_gradients<T>(
-        block, 0, scores.in, this->grad, scores.edges, scores.slope, this->gradients(block),
+        block, 0, this->grad, signs, slope, this->gradients(block),
         [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(state + f); },
         [&](auto lanes, int64_t f, auto value_sums, auto slope_sums) {
           constexpr int N = decltype(lanes)::value;
@@ -158,12 +150,11 @@ struct BackwardSrc : SourceSoftmax<T> {
   }
 
   void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
-    const int64_t width = scores.in.att.width;
-    const T* att = scores.in.att.at(0, head);
+    const T* factor = att.at(0, head);
     const ResultRow<T> target = grad_src.row(row, head);
-    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, att.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      const auto through_score = through_att<N>(empty, att + f, state + width + f);
+      const auto through_score = through_att<N>(empty, factor + f, state + att.width + f);
       target.template store<N>(f, load<N>(state + f) + through_score);
     });
   }
@@ -177,14 +168,12 @@ void gatv2_backward_src(const OrderedCsr& transpose, const Gatv2Inputs<T>& in, d
                         Heads<T> grad_src) {
   using A = Accumulator<T>;
   const int64_t width = in.att.width;
-  const PackedProjection<T> packed(in.weight_edge);
-  with_edges<T>(in, packed.matrix(), [&](const auto& edges) {
-    const BackwardSrc<T, std::decay_t<decltype(edges)>> pass{{{2 * width}, given.grad, between},
-                                                             {in, static_cast<A>(slope), edges},
-                                                             Result<T>(grad_src)};
-    const int64_t work = (2 + in.edge.width) * width;
-    run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
-  });
+  const BackwardSrc<T> pass{{{2 * width}, given.grad, between},
+                            in.att,
+                            static_cast<A>(slope),
+                            signs_behind(between, transpose, in.att),
+                            Result<T>(grad_src)};
+  run_pass<A>(transpose, make_schedule(transpose), in.att.heads, 2 * width, pass);
 }
 
 FASTGRAPH_INSTANTIATE(gatv2_backward_src)

@@ -116,6 +116,10 @@ struct NodeRows {
   const T* at(const Entries& block, int i, int h = 0) const {
     return x.at(block.col(i), block.head + h);
   }
+  const T* of_entry(const Csr& graph, int64_t entry, int64_t head) const {
+    return x.at(graph.col[entry], head);
+  }
+  int64_t of_head() const { return x.width; }  // from the row of a head to that of the next
 
   // Asks for what entries further on will need where entry i reads kCount values at f.
   template <int kCount>
@@ -135,6 +139,10 @@ struct EdgeRows {
   explicit EdgeRows(Matrix<const T> all) : x(all), width(all.width) {}
 
   const T* at(const Entries& block, int i, int = 0) const { return x.row(block.edge(i)); }
+  const T* of_entry(const Csr& graph, int64_t entry, int64_t) const {
+    return x.row(graph.edge(entry));
+  }
+  constexpr int64_t of_head() const { return 0; }
 
   // Rows of edges mostly follow each other in memory.
   template <int kCount>

@@ -278,6 +278,19 @@ struct ProjectedEdges {
   FASTGRAPH_INLINE OfBlock<C> of_block(const Entries& block, int h, int64_t f) const {
     return {projected + (block.entry - first) * stride + (block.head + h) * width + f, stride};
   }
+
+  // What an edge adds to vectors of channels from f on.
+  struct OfEntry {
+    const A* begin;
+
+    template <int N>
+    FASTGRAPH_INLINE void add_to(Vector<A, N>& z, int64_t f) const {
+      z += load<N>(begin + f);
+    }
+  };
+  FASTGRAPH_INLINE OfEntry of_entry(int64_t entry, int64_t head, int64_t f) const {
+    return {projected + (entry - first) * stride + head * width + f};
+  }
 };
 
 // For graphs without features of edges, whose loops have nothing to skip then.
@@ -290,6 +303,11 @@ struct NoEdges {
   OfBlock of_block(const Entries&, int, int64_t) const {
     return {};
   }
+  struct OfEntry {
+    template <int N, typename V>
+    void add_to(V&, int64_t) const {}
+  };
+  OfEntry of_entry(int64_t, int64_t, int64_t) const { return {}; }
 };
 
 }  // namespace fastgraph

@@ -141,7 +141,7 @@ struct OnlineSoftmax {
   SoftmaxOutputs<T> outputs;
   Result<T> out{outputs.out};
 
-  bool knows_batches() const { return scores.knows_batches() && edge_value.width == 0; }
+  bool knows_batches() const { return scores.knows_batches(); }
   void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> p;
     BatchValues<A> inverse_sum;
@@ -150,11 +150,15 @@ struct OnlineSoftmax {
     drop<A>(batch, dropout, p.data);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t place) {
       const A* scale = inverse_sum.data + place;
-      sum_entries<T>(batch, entries, p.data, value.x,
-                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
-                       constexpr int N = decltype(lanes)::value;
-                       row_of(row, head).template store<N>(f, scale[head] * sum);
-                     });
+      const auto store_from = [&](int64_t first) {
+        return [&, first](auto lanes, int64_t head, int64_t f, auto sum) {
+          constexpr int N = decltype(lanes)::value;
+          row_of(row, head).template store<N>(first + f, scale[head] * sum);
+        };
+      };
+      sum_entries<T>(batch, entries, p.data, value, store_from(0));
+      if (edge_value.width == 0) return;
+      sum_entries<T>(batch, entries, p.data, edge_value, store_from(value.width));
     });
   }
 
@@ -398,18 +402,22 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   }
 
   // Scores of a batch become their gradients, where `product` is <grad, value> of each entry, and
-  // both go to the other pass.
+  // go to the other pass together with the weights.
   void gradients_of_scores(const RowBatch& batch, A* product, A* p) const {
+    BatchValues<A> weight;
+    gradients_of_scores(batch, product, p, weight.data);
+  }
+  void gradients_of_scores(const RowBatch& batch, A* product, A* p, A* weight) const {
     static_assert(kNumbers == 2);
-    BatchValues<A> inverse_sum, weight;
+    BatchValues<A> inverse_sum;
     relative_to_largest<A>(batch, this->stats, p, inverse_sum.data);
     weights_of_batch<A>(batch, inverse_sum.data, p);
-    std::copy_n(p, batch.size(), weight.data);
-    drop<A>(batch, dropout, weight.data);
+    std::copy_n(p, batch.size(), weight);
+    drop<A>(batch, dropout, weight);
     add_edges_of_batch<T>(batch, this->grad_alpha, product);
     drop<A>(batch, dropout, product);
     gradients_of_batch<A>(batch, this->grad_logsum, product, p);
-    store_edge_pairs<A>(batch, weight.data, p, between);
+    store_edge_pairs<A>(batch, weight, p, between);
   }
 
   // The weights of a block with dropout, after begin().

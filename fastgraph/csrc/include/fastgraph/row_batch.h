@@ -287,8 +287,12 @@ FASTGRAPH_INLINE void sweep_pieces(int64_t heads, int64_t begin, int64_t end, co
 // Calls body(Piece{}, first head, first channel) so that the pieces cover the channels of all heads
 // once: several heads that a vector holds, or as many vectors of one head.
 template <typename T, typename Body>
-FASTGRAPH_INLINE void for_each_piece(const Heads<T>& x, const Body& body) {
-  detail::sweep_pieces<kLanes<std::remove_const_t<T>>, 4>(x.heads, 0, x.width, body);
+FASTGRAPH_INLINE void for_each_piece(int64_t heads, int64_t width, const Body& body) {
+  detail::sweep_pieces<kLanes<T>, 4>(heads, 0, width, body);
+}
+template <typename T, typename Body>
+FASTGRAPH_INLINE void for_each_piece(const Heads<const T>& x, const Body& body) {
+  for_each_piece<T>(x.heads, x.width, body);
 }
 
 // Asks for what an entry further on will read where entry e reads a piece.
@@ -302,6 +306,15 @@ FASTGRAPH_INLINE void expect_piece(const RowBatch& batch, int64_t e, const Heads
   } else {
     prefetch(row, P::kHeads * x.width);
   }
+}
+template <typename P, typename T>
+FASTGRAPH_INLINE void expect_piece(const RowBatch& batch, int64_t e, const NodeRows<T>& rows,
+                                   int64_t head, int64_t f) {
+  expect_piece<P>(batch, e, rows.x, head, f);
+}
+// Rows of edges mostly follow each other in memory.
+template <typename P, typename T>
+FASTGRAPH_INLINE void expect_piece(const RowBatch&, int64_t, const EdgeRows<T>&, int64_t, int64_t) {
 }
 
 // to[h] += the sum of the lanes of v[h].
@@ -324,14 +337,14 @@ FASTGRAPH_INLINE void add_sums(Vector<A, N> (&v)[kHeads], A* to) {
   }
 }
 
-// products[h] += <own, x[col]> of each entry of a row and head, where `own` are the channels of the
-// row's node.
-template <typename T>
+// products[h] += <own, row> of each entry of a row and head, where `own` are the channels of the
+// row's node from `first` on.
+template <typename T, typename Rows>
 FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange entries,
-                               const Heads<const T>& nodes, const Heads<const T>& x,
+                               const Heads<const T>& nodes, int64_t first, const Rows& rows,
                                Accumulator<T>* products) {
   using A = Accumulator<T>;
-  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+  for_each_piece<T>(batch.heads, rows.width, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     using V = Vector<A, N>;
@@ -340,19 +353,19 @@ FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange en
     for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = load<N>(nodes.at(row, head + h) + f + q * N);
+        own[h][q] = load<N>(nodes.at(row, head + h) + first + f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
-      const T* other = x.at(batch.graph.col[e], head) + f;
-      expect_piece<P>(batch, e, x, head, f);
+      const T* other = rows.of_entry(batch.graph, e, head) + f;
+      expect_piece<P>(batch, e, rows, head, f);
       V product[P::kHeads] = {};
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          product[h] =
-              multiply_add<A, N>(own[h][q], load<N>(other + h * x.width + q * N), product[h]);
+          const V value = load<N>(other + h * rows.of_head() + q * N);
+          product[h] = multiply_add<A, N>(own[h][q], value, product[h]);
         }
       }
       add_sums<A, N, P::kHeads>(product, products + batch.at(e) + head);
@@ -360,28 +373,28 @@ FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange en
   });
 }
 
-// The sum over the entries of a row of weight * x[col], given to after(N, head, channel, sum), N
+// The sum over the entries of a row of weight * their rows, given to after(N, head, channel, sum), N
 // channels at a time.
-template <typename T, typename After>
+template <typename T, typename Rows, typename After>
 FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
-                                  const Accumulator<T>* weights, const Heads<const T>& x,
+                                  const Accumulator<T>* weights, const Rows& rows,
                                   const After& after) {
   using A = Accumulator<T>;
-  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+  for_each_piece<T>(batch.heads, rows.width, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     Vector<A, N> total[P::kHeads][P::kCount] = {};
     for (int64_t e = entries.begin; e < entries.end; ++e) {
-      const T* row = x.at(batch.graph.col[e], head) + f;
+      const T* row = rows.of_entry(batch.graph, e, head) + f;
       const A* weight = weights + batch.at(e) + head;
-      expect_piece<P>(batch, e, x, head, f);
+      expect_piece<P>(batch, e, rows, head, f);
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
           total[h][q] = multiply_add<A, N>(splat<A, N>(weight[h]),
-                                           load<N>(row + h * x.width + q * N), total[h][q]);
+                                           load<N>(row + h * rows.of_head() + q * N), total[h][q]);
         }
       }
     }
@@ -393,7 +406,7 @@ FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
   });
 }
 
-// The same, and from what is gathered products[h] += <own, x[col]> of each entry and head, where
+// The same of nodes, and from what is gathered products[h] += <own, x[col]> of each entry and head, where
 // `own` are the channels of the row's node.
 template <typename T, typename After>
 FASTGRAPH_INLINE void sum_entries_and_dots(const RowBatch& batch, int64_t row, EntryRange entries,
