@@ -36,8 +36,8 @@ def attention_calls(
         grads = {"grad": out.clone(), "grad_alpha": alpha, "grad_logsum": stats[..., 0].clone()}
         return {"stats": stats, **grads}
 
-    def given(out: Tensor) -> dict[str, Tensor]:
-        return {**given_at_once(out), "between": torch.zeros(graph.num_edges, HEADS, 2)}
+    def given(out: Tensor, numbers: int = 2) -> dict[str, Tensor]:
+        return {**given_at_once(out), "between": torch.zeros(graph.num_edges, HEADS, numbers)}
 
     def gradients(**inputs: Tensor) -> dict[str, Tensor]:
         return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}
@@ -56,14 +56,14 @@ def attention_calls(
             **matrix,
             **additive,
             **options,
-            **given(dst),
+            **given(dst, 3),  # with a bit for each channel
             **gradients(dst=dst, att=att, edge=edge, weight_edge=weight),
         },
         "gatv2_backward_src": {
             **matrix_t,
             **additive,
             **options,
-            **given(dst),
+            **given(dst, 3),  # with a bit for each channel
             **gradients(src=src),
         },
         "gat": {**matrix, **scores, **options, **results(dst)},
