@@ -1,6 +1,6 @@
 """Attention with features of edges: layers beside plain PyG, and what the operators cost per edge.
 
-    PYTHONPATH=. python benchmarks/edge_features.py [--quick] [--name NAME]
+    PYTHONPATH=. python benchmarks/edge_features.py [--quick] [--kinds GATv2] [--name NAME]
 
 Times are the processor's, on one thread, plain and ours in turns. Results go to
 ``benchmarks/results/<date>-<name>.json`` and ``.md``.
@@ -33,8 +33,9 @@ Step = Callable[[], object]
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--quick", is_flag=True, help="Fewer rounds, and no large graph.")
 @click.option("--name", default="edge-features", show_default=True, help="Of the results.")
+@click.option("--kinds", default="GATv2,Transformer,GAT", show_default=True, help="Of layers.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(quick: bool, name: str, out: Path) -> None:
+def main(quick: bool, name: str, kinds: str, out: Path) -> None:
     import torch
 
     from measure.machine import machine_facts
@@ -49,7 +50,7 @@ def main(quick: bool, name: str, out: Path) -> None:
     cells = [
         (data, kind, edge_dim, wanted)
         for data in graphs
-        for kind in ("GATv2", "Transformer", "GAT")
+        for kind in kinds.split(",")
         for edge_dim in EDGE_DIMS
         for wanted in ((True, False) if edge_dim else (False,))
     ]

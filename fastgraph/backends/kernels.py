@@ -305,8 +305,8 @@ class _Attention:
         """In two passes.
 
         That over destinations comes first, writes the gradients of everything but what the sources
-        have, and leaves two numbers for each edge and head, and signs. The other is left out where
-        nothing that it writes is wanted.
+        have, and leaves two numbers for each edge and head, and signs where there are features of
+        edges. The other is left out where nothing that it writes is wanted.
         """
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = self._empty_gradients(inputs, wanted)
@@ -331,9 +331,14 @@ class _Attention:
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
     def _of_signs(self, inputs: list[Any], stats: Tensor) -> int:
-        """Numbers like the statistics that hold a bit for each channel, if edges need signs."""
-        channels, bits = inputs[self._gathered].shape[2], 8 * stats.itemsize
-        return -(-channels // bits) if self._operator.has_signs else 0
+        """Numbers like the statistics that hold a bit for each channel, if edges leave signs."""
+        if not self._operator.has_signs:
+            return 0
+        edge, bits = inputs[self._operator.optional[0]], 8 * stats.itemsize
+        if edge is None or edge.shape[1] == 0:
+            return 0
+        channels: int = inputs[self._gathered].shape[2]
+        return -(-channels // bits)
 
     def backward_at_once(
         self,

@@ -23,7 +23,7 @@ _LEAST_TO_FOLD = 128
 """Channels of a head times edges for a node: with more, folding takes less time."""
 
 _FEATURES_TO_FOLD = 2
-"""Features of an edge for each channel of a head: with so many or fewer, folding takes less time."""
+"""Features of an edge for each channel of a head: folding takes less time up to so many."""
 
 _MOST_BYTES = 32 << 20
 """Of projections of all edges, which exist three times over: as they are, in keys and in values."""

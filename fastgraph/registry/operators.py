@@ -51,7 +51,8 @@ class Attention:
         out: the shape of the output.
         made: shapes of what the operator computes first of each node, from its row and parameters.
         has_signs: whether the gradients of sources depend on the sign that each channel has at each
-            edge, which the pass over destinations leaves for that over sources.
+            edge. Where edges have features, the pass over destinations leaves it for that over
+            sources.
     """
 
     name: str

@@ -106,9 +106,10 @@ class Attention:
         return self._backward(self.graph.arguments | self.flipped.arguments_t, {}, self.inputs)
 
     def backward_dst(self, *names: str) -> Prepared:
-        numbers = 2
-        if "x_dst" in self.inputs:  # additive scores leave a bit for each channel besides
-            numbers += -(-self.inputs["x_dst"].shape[2] // (8 * self.stats.itemsize))
+        numbers, edge = 2, self.inputs.get("edge")
+        x = self.inputs.get("x_dst")  # of additive scores, which leave a bit for each channel
+        if x is not None and edge is not None and edge.shape[1] > 0:
+            numbers += -(-x.shape[2] // (8 * self.stats.itemsize))
         between = self.stats.new_full((*self.expected["alpha"].shape, numbers), 77.0)
         return self._backward(self.graph.arguments, {"between": between}, names)
 

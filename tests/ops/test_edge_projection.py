@@ -91,7 +91,7 @@ def test_every_instruction_level_is_as_close_as_upstream(
 def test_slopes_where_what_is_added_up_is_zero(
     edge_dim: int, heads: int, channels: int, case: Case
 ) -> None:
-    """The slope at 0 is that below, of channels whose signs share a byte and of those that do not."""
+    """The slope at 0 is that below, whether the signs of channels share a byte or not."""
     exact = sized_inputs("gatv2", case, heads, channels, edge_dim)
     whole = [t if i == 2 else torch.randint(-1, 2, t.shape).double() for i, t in enumerate(exact)]
 

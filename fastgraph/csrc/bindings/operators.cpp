@@ -247,11 +247,11 @@ struct AttentionSizes {
   A* between_passes(const Tensor& tensor, int64_t more = 0) const {
     return checked<A>(tensor, {edges, heads, 2 + more}, "between");
   }
-  // Numbers that hold a bit for each channel.
+  // Numbers that hold a bit for each channel, where edges have features.
   template <typename A>
-  int64_t of_signs() const {
+  int64_t of_signs(int64_t edge_channels) const {
     constexpr int64_t kBits = 8 * sizeof(A);
-    return (width + kBits - 1) / kBits;
+    return edge_channels > 0 ? (width + kBits - 1) / kBits : 0;
   }
 };
 
@@ -378,7 +378,7 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
     call.run(
         kernels::gatv2_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
         checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-        sizes.between_passes<Accumulator<T>>(between, sizes.of_signs<Accumulator<T>>()),
+        sizes.between_passes<Accumulator<T>>(between, sizes.of_signs<Accumulator<T>>(channels)),
         sizes.of_rows<T>(grad_dst, "grad_dst"),
         checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
         checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
@@ -398,10 +398,11 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
   const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
+    const int64_t more = sizes.of_signs<Accumulator<T>>(arguments.num_projected());
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
              checked_dropout(dropout, seed),
              sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-             sizes.between_passes<const Accumulator<T>>(between, sizes.of_signs<Accumulator<T>>()),
+             sizes.between_passes<const Accumulator<T>>(between, more),
              sizes.of_cols<T>(grad_src, "grad_src"));
   });
 }

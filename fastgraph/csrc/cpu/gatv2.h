@@ -130,8 +130,7 @@ inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
 // Calls body(row, its entries, what these add to z) for the rows of a batch.
 template <typename Edges, typename Body>
 inline void for_each_row(const RowBatch& batch, const Edges& edges, const Body& body) {
-  batch.for_each_row(
-      [&](int64_t row, EntryRange entries, int64_t) { body(row, entries, edges); });
+  batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) { body(row, entries, edges); });
 }
 
 // Edges are projected for some rows at a time, so that what they add stays in the first cache.
@@ -198,12 +197,6 @@ struct AdditiveScores {
     }
   }
 };
-
-// The slopes g * leaky_relu'(z) of N channels from f on, of an entry and head whose signs these are.
-template <typename A, int N>
-FASTGRAPH_INLINE Vector<A, N> slopes_of(const uint8_t* signs, int64_t f, A g, A slope) {
-  return signs_of<A, N>(signs, f) ? splat<A, N>(g) : splat<A, N>(slope * g);
-}
 
 // att times the slopes of a row. One without entries has none, whatever att is: NaN * 0 is NaN.
 template <int N, typename T>

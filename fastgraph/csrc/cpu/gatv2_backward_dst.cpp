@@ -10,10 +10,10 @@ namespace {
 
 // The slopes of head h: the sums over the entries of grad[i] * leaky_relu'(z_i), which start from
 // before(N, f) and are given to after(N, f, sum), N channels at a time. The sum over the entries of
-// grad[i] * leaky_relu(z_i) is added to activations. Leaves the signs of z.
+// grad[i] * leaky_relu(z_i) is added to activations.
 template <typename T, typename Before, typename After, typename Block>
 inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const NodeRows<T>& others,
-                       Accumulator<T> slope, const Signs& signs, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
                        Accumulator<T>* activations, const Before& before, const After& after) {
   using A = Accumulator<T>;
   const T* own = nodes.at(block.row, block.head + h);
@@ -36,10 +36,8 @@ inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const No
       V z[C::kCount];
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
-      uint8_t* const left = signs.at(block.edge(i), block.head + h);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
-        leave_signs<A, N>(z[q], f + q * N, left);
         const V sloped = z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
         slope_sum[q] += sloped;
         activation_sum[q] = multiply_add<A, N>(sloped, z[q], activation_sum[q]);
@@ -56,10 +54,10 @@ inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const No
 // The slopes of a block of one head, added to those in memory.
 template <typename T>
 inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeRows<T>& others,
-                       Accumulator<T> slope, const Signs& signs, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
                        Accumulator<T>* activations, Accumulator<T>* slopes) {
   sum_slopes<T>(
-      block, 0, nodes, others, slope, signs, grad, activations,
+      block, 0, nodes, others, slope, grad, activations,
       [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(slopes + f); },
       [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(slopes + f, sum); });
 }
@@ -69,9 +67,8 @@ inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeR
 // errs less than one long sum.
 template <typename T, typename After>
 inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
-                       const Gatv2Inputs<T>& in, Accumulator<T> slope, const Signs& signs,
-                       const Accumulator<T>* grad, Accumulator<T>* activations,
-                       const After& after) {
+                       const Gatv2Inputs<T>& in, Accumulator<T> slope, const Accumulator<T>* grad,
+                       Accumulator<T>* activations, const After& after) {
   using A = Accumulator<T>;
   for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
@@ -91,14 +88,12 @@ inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = in.x_src.at(batch.graph.col[e], head) + f;
       const A* given = grad + batch.at(e) + head;
-      uint8_t* const left = signs.at(batch.graph.edge(e), head);
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
         const V up = splat<A, N>(given[h]), down = splat<A, N>(slope * given[h]);
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
           const V z = own[h][q] + load<N>(other + h * width + q * N);
-          leave_signs<A, N>(z, f + q * N, left + h * signs.bytes);
           const V sloped = z > V{} ? up : down;
           sum[h][q] += sloped;
           activation[h][q] = multiply_add<A, N>(sloped, z, activation[h][q]);
@@ -124,7 +119,6 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
   AdditiveScores<T, NoEdges> scores;
-  Signs signs;
   Result<T> grad_dst;
   Heads<A> sums;  // [slots, heads, width], of att
 
@@ -145,7 +139,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     scores.of_batch(batch, p.data, this->grad, product.data);
     this->gradients_of_scores(batch, product.data, p.data);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_slopes<T>(batch, row, entries, in, scores.slope, signs, p.data, sums.at(slot, 0),
+      sum_slopes<T>(batch, row, entries, in, scores.slope, p.data, sums.at(slot, 0),
                     [&](auto lanes, int64_t head, int64_t f, auto slopes) {
                       constexpr int N = decltype(lanes)::value;
                       using V = Vector<A, N>;
@@ -163,7 +157,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     for (int h = 0; h < block.heads; ++h) {
       const int64_t head = block.head + h;
       const ResultRow<T> target = grad_dst.row(block.row, head);
-      sum_slopes<T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, signs,
+      sum_slopes<T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope,
                     grads.score, sums.at(slot, head), Zeros<A>{},
                     [&](auto lanes, int64_t f, auto slopes) {
                       constexpr int N = decltype(lanes)::value;
@@ -176,7 +170,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
     this->leave(block, this->weights(block, buffer), grads);
-    add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, signs, grads,
+    add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, grads,
                   state + in.x_src.width, state);
   }
 
@@ -399,7 +393,6 @@ void backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, Accumulator
   std::fill_n(sums.get(), slots * heads * width, A{0});
   const BackwardDst<T> pass{{{2 * width}, given, between, dropout},
                             {in, slope, {}},
-                            signs_behind(between, graph, in.att),
                             Result<T>(grad_dst),
                             {sums.get(), slots, heads, width}};
   run_destination_pass<T>(graph, schedule, heads, 2 * width, pass);

@@ -4,11 +4,69 @@
 namespace fastgraph {
 namespace {
 
+// Where z is above 0: found again from the features of both nodes.
+template <typename T>
+struct SumsOfNodes {
+  using A = Accumulator<T>;
+
+  Heads<const T> x_src, x_dst;
+
+  template <int N>
+  FASTGRAPH_INLINE Vector<A, N> of_row(int64_t row, int64_t head, int64_t f) const {
+    return load<N>(x_src.at(row, head) + f);
+  }
+  template <int N>
+  FASTGRAPH_INLINE Vector<Bits<A>, N> positive(Vector<A, N> own, const Csr& graph, int64_t entry,
+                                               int64_t head, int64_t f) const {
+    return own + load<N>(x_dst.at(graph.col[entry], head) + f) > Vector<A, N>{};
+  }
+  template <int kWidth>
+  FASTGRAPH_INLINE void expect(const Entries& block, int i, int h, int64_t f) const {
+    NodeRows<T>(x_dst).template expect<kWidth>(block, i, h, f);
+  }
+  template <typename P>
+  FASTGRAPH_INLINE void expect_for_piece(const RowBatch& batch, int64_t e, int64_t head,
+                                         int64_t f) const {
+    expect_piece<P>(batch, e, x_dst, head, f);
+  }
+};
+
+// The same where edges add to z, as the pass over destinations has left it: so that edges need not
+// be projected again.
+template <typename T>
+struct SignsOfEdges {
+  using A = Accumulator<T>;
+
+  Signs signs;
+
+  template <int N>
+  FASTGRAPH_INLINE Vector<A, N> of_row(int64_t, int64_t, int64_t) const {
+    return Vector<A, N>{};
+  }
+  template <int N>
+  FASTGRAPH_INLINE Vector<Bits<A>, N> positive(Vector<A, N>, const Csr& graph, int64_t entry,
+                                               int64_t head, int64_t f) const {
+    return signs_of<A, N>(signs.at(graph.edge(entry), head), f);
+  }
+  template <int kWidth>
+  FASTGRAPH_INLINE void expect(const Entries& block, int i, int h, int64_t f) const {
+    if (f == 0) ask_for(block.graph, block.entry + i + kAhead, block.head + h);
+  }
+  template <typename P>
+  FASTGRAPH_INLINE void expect_for_piece(const RowBatch& batch, int64_t e, int64_t head,
+                                         int64_t f) const {
+    if (f == 0) ask_for(batch.graph, e + kAhead, head);
+  }
+  FASTGRAPH_INLINE void ask_for(const Csr& graph, int64_t entry, int64_t head) const {
+    if (entry < graph.num_entries) __builtin_prefetch(signs.at(graph.edge(entry), head));
+  }
+};
+
 // The gradients that head h of a node gets as a source: the sums over the entries of weight[i] *
 // grad_i as a value, and of score[i] * leaky_relu'(z_i), which start from before(N, f) and
 // before(N, width + f) and are given to after(N, f, values, slopes), N channels at a time.
-template <typename T, typename Before, typename After, typename Block>
-inline void sum_gradients(const Block& block, int h, Heads<const T> grad, const Signs& signs,
+template <typename T, typename Sums, typename Before, typename After, typename Block>
+inline void sum_gradients(const Block& block, int h, Heads<const T> grad, const Sums& sums,
                           Accumulator<T> slope, const EdgeGradients<Accumulator<T>>& given,
                           const Before& before, const After& after) {
   using A = Accumulator<T>;
@@ -18,22 +76,27 @@ inline void sum_gradients(const Block& block, int h, Heads<const T> grad, const 
     constexpr int N = C::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    V values[C::kCount], slopes[C::kCount];
+    V own[C::kCount], values[C::kCount], slopes[C::kCount];
 #pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
+      own[q] = sums.template of_row<N>(block.row, block.head + h, f + q * N);
       values[q] = before(kLane, f + q * N);
       slopes[q] = before(kLane, grad.width + f + q * N);
     }
     for (int i = 0; i < block.count; ++i) {
       gradients.template expect<C::kWidth>(block, i, h, f);
+      sums.template expect<C::kWidth>(block, i, h, f);
       const T* gradient = gradients.at(block, i, h) + f;
-      const uint8_t* const left = signs.at(block.edge(i), block.head + h);
       const V weight = splat<A, N>(given.weight[h * block.stride + i]);
       const A g = given.score[h * block.stride + i];
+      const V up = splat<A, N>(g), down = splat<A, N>(slope * g);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
         values[q] = multiply_add<A, N>(weight, load<N>(gradient + q * N), values[q]);
-        slopes[q] += slopes_of<A, N>(left, f + q * N, g, slope);
+        slopes[q] += sums.template positive<N>(own[q], block.graph, block.entry + i, block.head + h,
+                                               f + q * N)
+                         ? up
+                         : down;
       }
     }
 #pragma GCC unroll 4
@@ -43,31 +106,41 @@ inline void sum_gradients(const Block& block, int h, Heads<const T> grad, const 
 
 // The gradients that a row of a batch gets as a source, as sum_gradients() has them: given to
 // after(N, head, f, values, slopes), N channels at a time.
-template <typename T, typename After>
-inline void sum_gradients(const RowBatch& batch, EntryRange entries, Heads<const T> grad,
-                          const Signs& signs, Accumulator<T> slope, const Accumulator<T>* weights,
-                          const Accumulator<T>* scores, const After& after) {
+template <typename T, typename Sums, typename After>
+inline void sum_gradients(const RowBatch& batch, int64_t row, EntryRange entries,
+                          Heads<const T> grad, const Sums& sums, Accumulator<T> slope,
+                          const Accumulator<T>* weights, const Accumulator<T>* scores,
+                          const After& after) {
   using A = Accumulator<T>;
   for_each_piece(grad, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    V values[P::kHeads][P::kCount] = {}, slopes[P::kHeads][P::kCount] = {};
+    V own[P::kHeads][P::kCount], values[P::kHeads][P::kCount] = {};
+    V slopes[P::kHeads][P::kCount] = {};
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = sums.template of_row<N>(row, head + h, f + q * N);
+      }
+    }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* gradient = grad.at(batch.graph.col[e], head) + f;
-      const uint8_t* const left = signs.at(batch.graph.edge(e), head);
       const int64_t at = batch.at(e) + head;
       expect_piece<P>(batch, e, grad, head, f);
+      sums.template expect_for_piece<P>(batch, e, head, f);
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
         const V weight = splat<A, N>(weights[at + h]);
+        const V up = splat<A, N>(scores[at + h]), down = splat<A, N>(slope * scores[at + h]);
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
           const V given = load<N>(gradient + h * grad.width + q * N);
           values[h][q] = multiply_add<A, N>(weight, given, values[h][q]);
           slopes[h][q] +=
-              slopes_of<A, N>(left + h * signs.bytes, f + q * N, scores[at + h], slope);
+              sums.template positive<N>(own[h][q], batch.graph, e, head + h, f + q * N) ? up : down;
         }
       }
     }
@@ -83,34 +156,21 @@ inline void sum_gradients(const RowBatch& batch, EntryRange entries, Heads<const
 
 // The gradient of x_src, along the transpose; state holds the sums of gradients as a value and of
 // slopes.
-template <typename T>
+template <typename T, typename Sums>
 struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
   Heads<const T> att;
   A slope;
-  Signs signs;
+  Sums sums;
   Result<T> grad_src;
-
-  // What the other pass has left, and the signs, are scattered.
-  FASTGRAPH_INLINE void expect_signs(const Entries& block) const {
-    const int64_t begin = block.entry + kBlock;
-    const int64_t end = std::min(begin + block.count, block.graph.num_entries);
-    for (int64_t entry = begin; entry < end; ++entry) {
-      __builtin_prefetch(signs.at(block.graph.edge(entry), 0));
-    }
-  }
 
   bool knows_batches() const { return true; }
   void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> weight, score;
     this->gradients_of_batch(batch, weight.data, score.data);
-    for (int64_t e = batch.begin; e < batch.end; ++e) {
-      batch.expect_after(
-          e, [&](int64_t, int64_t edge) { __builtin_prefetch(signs.at(edge, 0)); });
-    }
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_gradients<T>(batch, entries, this->grad, signs, slope, weight.data, score.data,
+      sum_gradients<T>(batch, row, entries, this->grad, sums, slope, weight.data, score.data,
                        [&](auto lanes, int64_t head, int64_t f, auto values, auto slopes) {
                          constexpr int N = decltype(lanes)::value;
                          using V = Vector<A, N>;
@@ -124,11 +184,10 @@ struct BackwardSrc : SourceSoftmax<T> {
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto grads = this->gradients(block);
-    if (block.head == 0) expect_signs(block);
     for (int h = 0; h < block.heads; ++h) {
       const T* factor = att.at(0, block.head + h);
       const ResultRow<T> target = grad_src.row(block.row, block.head + h);
-      sum_gradients<T>(block, h, this->grad, signs, slope, grads, Zeros<A>{},
+      sum_gradients<T>(block, h, this->grad, sums, slope, grads, Zeros<A>{},
                        [&](auto lanes, int64_t f, auto values, auto slopes) {
                          constexpr int N = decltype(lanes)::value;
                          target.template store<N>(f, values + load<N>(factor + f) * slopes);
@@ -138,9 +197,8 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     A* slopes = state + this->grad.width;
-    if (block.head == 0) expect_signs(block);
     sum_gradients<T>(
-        block, 0, this->grad, signs, slope, this->gradients(block),
+        block, 0, this->grad, sums, slope, this->gradients(block),
         [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(state + f); },
         [&](auto lanes, int64_t f, auto value_sums, auto slope_sums) {
           constexpr int N = decltype(lanes)::value;
@@ -168,12 +226,19 @@ void gatv2_backward_src(const OrderedCsr& transpose, const Gatv2Inputs<T>& in, d
                         Heads<T> grad_src) {
   using A = Accumulator<T>;
   const int64_t width = in.att.width;
-  const BackwardSrc<T> pass{{{2 * width}, given.grad, between},
-                            in.att,
-                            static_cast<A>(slope),
-                            signs_behind(between, transpose, in.att),
-                            Result<T>(grad_src)};
-  run_pass<A>(transpose, make_schedule(transpose), in.att.heads, 2 * width, pass);
+  const auto run = [&](auto sums) {
+    const BackwardSrc<T, decltype(sums)> pass{{{2 * width}, given.grad, between},
+                                              in.att,
+                                              static_cast<A>(slope),
+                                              sums,
+                                              Result<T>(grad_src)};
+    run_pass<A>(transpose, make_schedule(transpose), in.att.heads, 2 * width, pass);
+  };
+  if (in.edge.width > 0) {
+    run(SignsOfEdges<T>{signs_behind(between, transpose, in.att)});
+  } else {
+    run(SumsOfNodes<T>{in.x_src, in.x_dst});
+  }
 }
 
 FASTGRAPH_INSTANTIATE(gatv2_backward_src)

@@ -1,5 +1,5 @@
-// Which channels of entries are above 0, one bit for each: what a pass over sources needs to know of
-// numbers that a pass over destinations has, instead of all that these are made of.
+// Which channels of entries are above 0, one bit for each: what a pass over sources needs to know
+// of numbers that a pass over destinations has, instead of all that these are made of.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct Signs {
   uint8_t* at(int64_t edge, int64_t head) const { return data + (edge * heads + head) * bytes; }
 };
 
-// Behind the two numbers for each edge and head that a pass over destinations leaves, with bytes for
-// all channels of x in whole numbers.
+// Behind the two numbers for each edge and head that a pass over destinations leaves, with bytes
+// for all channels of x in whole numbers.
 template <typename A, typename T>
 Signs signs_behind(A* between, const Csr& graph, Heads<const T> x) {
   constexpr int64_t kBits = 8 * sizeof(A);

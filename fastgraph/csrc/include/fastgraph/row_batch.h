@@ -373,8 +373,8 @@ FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange en
   });
 }
 
-// The sum over the entries of a row of weight * their rows, given to after(N, head, channel, sum), N
-// channels at a time.
+// The sum over the entries of a row of weight * their rows, given to after(N, head, channel, sum),
+// N channels at a time.
 template <typename T, typename Rows, typename After>
 FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
                                   const Accumulator<T>* weights, const Rows& rows,
@@ -406,8 +406,8 @@ FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
   });
 }
 
-// The same of nodes, and from what is gathered products[h] += <own, x[col]> of each entry and head, where
-// `own` are the channels of the row's node.
+// The same of nodes, and from what is gathered products[h] += <own, x[col]> of each entry and head,
+// where `own` are the channels of the row's node.
 template <typename T, typename After>
 FASTGRAPH_INLINE void sum_entries_and_dots(const RowBatch& batch, int64_t row, EntryRange entries,
                                            const Heads<const T>& nodes,
