@@ -19,7 +19,8 @@ from fastgraph.routing.dispatch import Computation, replace_method
 
 def install(patches: Patches) -> None:
     """Replace ``RelGraphConv.forward``."""
-    replace_method(patches, RelGraphConv, "forward", plan, is_small=of_layer(RELATIONS))
+    is_small = of_layer(RELATIONS, lambda module: module.linear_r.out_size)
+    replace_method(patches, RelGraphConv, "forward", plan, is_small=is_small)
 
 
 def plan(

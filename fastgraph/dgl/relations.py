@@ -16,6 +16,7 @@ from torch import Tensor
 from fastgraph.dgl.calls import Accepted
 from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
+from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import remembered
 from fastgraph.layers.modules import KnownModules
 from fastgraph.plugins.refusal import Refusal
@@ -36,22 +37,21 @@ class Pairs:
 
     def __init__(
         self,
+        graph: Graph,
         index: Tensor,
         ptr: Tensor,
         edge_ids: Tensor | None,
-        num_src: int,
-        num_dst: int,
         etype: Tensor,
         num_rels: int,
     ) -> None:
-        etype = etype.long() if edge_ids is None else etype.long()[edge_ids.long()]
-        keys, pair = torch.unique(etype * num_src + index, return_inverse=True)
-        self._source = keys % num_src
-        relation = keys.div(num_src, rounding_mode="floor")
-        self._sizes = torch.bincount(relation, minlength=num_rels).tolist()
-        pair = pair.to(index.dtype)
-        grouped = Grouped.of(pair, ptr, edge_ids, len(keys), num_dst)
-        self.grouped, self.nbytes = grouped, self._source.nbytes + grouped.nbytes
+        relation = etype if edge_ids is None else etype.index_select(0, edge_ids)
+        keys = (relation.long() * graph.num_src).add_(index)
+        found, pair = _numbered(keys, num_rels * graph.num_src)
+        self._source = found % graph.num_src
+        firsts = graph.num_src * torch.arange(num_rels + 1, device=found.device)
+        self._sizes = torch.searchsorted(found, firsts).diff().tolist()
+        self.grouped = grouped = Grouped(graph.from_sources(pair, len(found)))
+        self.nbytes = self._source.nbytes + grouped.nbytes
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         r""":math:`x_s W_r` for each pair :math:`(s, r)`.
@@ -65,6 +65,26 @@ class Pairs:
             ``[pairs, *heads, out_channels]``.
         """
         return projected(x.index_select(0, self._source), weight, self._sizes)
+
+
+_PLACES = 16
+"""For each key, in which it takes less time to look up numbers than to sort."""
+
+
+def _numbered(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The values that occur among ``keys``, ascending, and the number of each key's, int32.
+
+    Args:
+        keys: int64 ``[E]``, below ``size``.
+        size: how many there may be.
+    """
+    if size > _PLACES * len(keys):
+        found, number = torch.unique(keys, return_inverse=True)
+        return found, number.int()
+    occurs = keys.new_zeros(size, dtype=torch.bool)
+    occurs[keys] = True
+    number = occurs.cumsum(0, dtype=torch.int32).sub_(1)
+    return occurs.nonzero().squeeze(1), number.index_select(0, keys)
 
 
 def projected(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
@@ -105,9 +125,11 @@ def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | Refusal:
 @functools.singledispatch
 def find_pairs(structure: Structure, etype: Tensor, num_rels: int) -> Pairs:
     """The pairs among edges of given relations, which must be in range."""
-    tensors = structure.index, structure.ptr, structure.edge_ids
-    sizes = structure.num_src, structure.num_dst
-    return remembered("pairs", Pairs, *tensors, *sizes, etype, num_rels)
+    grouped = structure.numbered()
+    assert isinstance(grouped, Grouped)
+    graph, rows = grouped.graph, grouped.graph.by_destination
+    make = functools.partial(Pairs, graph)
+    return remembered("pairs", make, rows.col, rows.ptr, rows.edge_id, etype, num_rels)
 
 
 class _Range:

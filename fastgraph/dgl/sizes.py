@@ -40,10 +40,16 @@ WIDE = 32
 """The channels from which on their number does not matter."""
 
 NARROW_TIMES = 8
-"""How many times as many edges there must be for fewer channels, but for :data:`SUM`.
+"""How many times as many edges there must be for fewer channels.
 
-What sums gain, narrow ones too, is that edges are grouped here in less time than DGL takes.
+Not for :data:`RELATIONS`, as DGL gathers a matrix for each edge, nor for :data:`SUM`: what sums gain, narrow ones too, is that edges are grouped here in less time than DGL takes.
 """
+
+FEW = 2
+"""Up to so many channels, a message is less than what it takes to find the edges of a new graph."""
+
+FEW_TIMES = {TYPED_ATTENTION: 256, RELATIONS: 256, EDGE_ATTENTION: 256}
+"""How many times as many edges there must be then, where edges have types or features."""
 
 WIDE_EXTREMUM = 64
 """The channels from which on extrema of the features of sources gain.
@@ -113,7 +119,9 @@ def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE
     num_edges = num_edges_of(gidx)
     if least is EXTREMUM and channels < WIDE_EXTREMUM:
         num_edges = 0
-    if channels < WIDE and least is not SUM:
+    if channels <= FEW and least in FEW_TIMES:
+        num_edges //= FEW_TIMES[least]
+    elif channels < WIDE and least not in (SUM, RELATIONS):
         num_edges //= NARROW_TIMES
     return are_too_few(least, num_edges)
 

@@ -238,6 +238,24 @@ class Graph:
         graph._inverse_degrees, graph._beside = {}, {}
         return graph
 
+    def from_sources(self, sources: Tensor, num_src: int) -> Graph:
+        """Edges of the same numbers to the same destinations, from other nodes; no tensor is shared.
+
+        Args:
+            sources: int32 ``[E]``, the new ends, in the order of ``by_destination.col``. They are
+                kept, and must be in range.
+            num_src: how many nodes these are among.
+        """
+        graph = copy.copy(self)
+        rows = self.by_destination
+        edge_id, order = (None if t is None else t.clone() for t in (rows.edge_id, rows.order))
+        rows = rows._replace(ptr=rows.ptr.clone(), col=sources, edge_id=edge_id, order=order)
+        graph.by_destination = rows
+        graph.num_src = num_src
+        graph._by_source = graph._ends_by_source = None
+        graph.names, graph._inverse_degrees, graph._beside = (), {}, {}
+        return graph
+
     def __getstate__(self) -> dict[str, object]:
         """Without its names and what is beside it: a copy, maybe elsewhere, is another graph."""
         return {**vars(self), "names": (), "_beside": {}}

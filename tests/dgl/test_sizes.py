@@ -120,10 +120,20 @@ def test_the_number_of_edges_decides_on_layers(layer: str, training: bool) -> No
         assert counts(layer) == (2, 1, {TOO_SMALL.reason: 1})
 
 
-@pytest.mark.parametrize("layer", ["EdgeGATConv", "HGTConv"])
-def test_narrow_messages_need_more_edges(layer: str) -> None:
+@pytest.mark.parametrize(
+    ("layer", "channels"),
+    [
+        ("EdgeGATConv", 8),
+        ("HGTConv", 8),
+        ("HGTConv", sizes.FEW),
+        ("RelGraphConv", sizes.FEW),
+    ],
+)
+def test_narrow_messages_need_more_edges(layer: str, channels: int) -> None:
     make, least = LAYERS[layer]
-    conv, x, bound = make(8), torch.randn(20, 8), sizes.NARROW_TIMES * least.training
+    conv, x = make(channels), torch.randn(20, channels)
+    times = sizes.NARROW_TIMES if channels > sizes.FEW else sizes.FEW_TIMES[least]
+    bound = times * least.training
     with fastgraph.enabled():
         for num_edges, expected in ((bound - 1, (0, 1)), (bound, (1, 1))):
             g = graph(num_edges)
