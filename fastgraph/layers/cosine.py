@@ -37,7 +37,10 @@ def cosine_operands(x: Tensor, beta: Tensor) -> Cosine:
     """
     if type(x) in DEFINING:
         return Cosine(*_by_torch(x, beta))
-    return Cosine(*_Cosine.apply(x, beta))  # type: ignore[no-untyped-call]
+    key, value = _Unit.apply(x)  # type: ignore[no-untyped-call]
+    # A function of its own: what scores need is asked for by its node, and nothing by the others'.
+    query = _Scaled.apply(key, beta)  # type: ignore[no-untyped-call]
+    return Cosine(query, key, value)
 
 
 def _by_torch(x: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,40 +48,53 @@ def _by_torch(x: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return key * beta, key, x.view_as(x)
 
 
-class _Cosine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(_EPSILON)
-        key = torch.div(x, length, out=new_rows(x, x.shape))
-        query = torch.mul(key, beta, out=new_rows(x, x.shape))
-        ctx.save_for_backward(x, beta, key, length)
-        # No view to autograd, which would refuse edits of `x` in its own words.
-        return query, key, x.detach()
+class _Unit(torch.autograd.Function):
+    """Rows divided by their length, and the rows as they are."""
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        x, beta, key, length = ctx.saved_tensors
-        wants_x, wants_beta = wanted_gradients(ctx)
-        if needs_torch_operations(grad_query, grad_key, grad_value):
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(_EPSILON)
+        key = torch.div(x, length, out=new_rows(x, x.shape))
+        ctx.save_for_backward(x, key, length)
+        # No view to autograd, which would refuse edits of `x` in its own words.
+        return key, x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> Tensor:
+        x, key, length = ctx.saved_tensors
+        if needs_torch_operations(grad_key, grad_value):
             with torch.enable_grad():
-                gradients = torch.autograd.grad(
-                    _by_torch(x, beta),
-                    [t for t, needed in ((x, wants_x), (beta, wants_beta)) if needed],
-                    (grad_query, grad_key, grad_value),
+                (gradient,) = torch.autograd.grad(
+                    F.normalize(x, dim=-1, eps=_EPSILON),
+                    x,
+                    grad_key,
                     create_graph=torch.is_grad_enabled(),
                 )
-            found = iter(gradients)
-            return tuple(next(found) if needed else None for needed in (wants_x, wants_beta))
-        grad_beta = None
-        if wants_beta:
-            grad_beta = torch.dot(grad_query.flatten(), key.flatten()).view_as(beta)
-        if not wants_x:
-            return None, grad_beta
-        # Of the key, then of what was divided by its length, then of all places of `x`.
-        out = torch.addcmul(grad_key, grad_query, beta, out=new_rows(x, x.shape))
-        along = torch.bmm(key.unsqueeze(1), out.unsqueeze(2)).squeeze(2)
+            return gradient + grad_value
+        # Of what was divided by its length, then of all places of `x`.
+        along = torch.bmm(key.unsqueeze(1), grad_key.unsqueeze(2)).squeeze(2)
         along.masked_fill_(length <= _EPSILON, 0)
-        torch.addcmul(out, key, along, value=-1, out=out)
-        return torch.addcmul(grad_value, out, length.reciprocal(), out=out), grad_beta
+        out = torch.addcmul(grad_key, key, along, value=-1, out=new_rows(x, x.shape))
+        return torch.addcmul(grad_value, out, length.reciprocal(), out=out)
+
+
+class _Scaled(torch.autograd.Function):
+    """Rows multiplied by one number."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, factor)
+        return torch.mul(rows, factor, out=new_rows(rows, rows.shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows, factor = ctx.saved_tensors
+        wants_rows, wants_factor = wanted_gradients(ctx)
+        grad_factor = None
+        if wants_factor:
+            grad_factor = torch.dot(grad.flatten(), rows.flatten()).view_as(factor)
+        if not wants_rows:
+            return None, grad_factor
+        if needs_torch_operations(grad):
+            return grad * factor, grad_factor
+        return torch.mul(grad, factor, out=new_rows(grad, grad.shape)), grad_factor
