@@ -16,6 +16,8 @@ from dgl.heterograph_index import HeteroGraphIndex
 from fastgraph.plugins.patching import Patches
 from fastgraph.settings import current
 
+_RELATION = HeteroGraphIndex.get_relation_graph
+
 GRAPHS = (DGLGraph, DGLBlock)
 """The classes of DGL's own graphs, of which nothing is overridden."""
 
@@ -75,7 +77,10 @@ def is_single(gidx: Any) -> bool:
     found: bool | None = gidx.__dict__.get(_SINGLE)
     if found is None:
         meta = gidx.metagraph
-        found = meta.num_edges() == 1 and tuple(meta.find_edge(0)) in _ALL_NODES[meta.num_nodes()]
+        kinds = meta.num_nodes()
+        found = meta.num_edges() == 1 and tuple(meta.find_edge(0)) in _ALL_NODES[kinds]
+        if found and kinds == 2:  # nodes or edges that were added to a block leave it one kind
+            found = _RELATION(gidx, 0).number_of_ntypes() == kinds
         gidx.__dict__[_SINGLE] = found
     return found
 

@@ -7,7 +7,7 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -447,6 +447,35 @@ def test_a_relation_of_a_graph_is_that_of_dgl(kind: str) -> None:
         "a kind without edges",
     )
     assert (found._graph is g._graph) is is_whole
+
+
+def broken(edit: str) -> Any:
+    """A block to which DGL has added something, after which it cannot find its relation."""
+    g = of_every_kind()["a block"]
+    if edit == "edges":
+        g.add_edges(torch.tensor([0]), torch.tensor([1]))
+    else:
+        g.add_nodes(1, ntype=g.srctypes[0])
+    g.srcdata["x"] = torch.randn(g.num_src_nodes(), 2)
+    return g
+
+
+@pytest.mark.parametrize("edit", ["edges", "nodes"])
+def test_a_block_that_was_added_to_is_dgls_error(edit: str) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda g: g["_E"],
+        lambda g: g[g.canonical_etypes[0]],
+        lambda g: g.update_all(dgl.function.copy_u("x", "m"), dgl.function.sum("m", "y")),
+        lambda g: g.apply_edges(dgl.function.copy_u("x", "m")),
+        lambda g: g.update_all(lambda edges: {"m": edges.src["x"]}, dgl.function.sum("m", "y")),
+        lambda g: dglnn.GINConv(None, "sum")(g, (g.srcdata["x"], g.srcdata["x"])),
+    ]
+    for call in calls:
+        with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever DGL raises
+            call(broken(edit))
+        with fastgraph.enabled(min_edges=0), pytest.raises(type(expected.value)) as found:
+            call(broken(edit))
+        assert str(found.value) == str(expected.value)
 
 
 def test_keys_that_name_no_relation_are_dgls_errors() -> None:
