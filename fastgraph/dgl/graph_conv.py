@@ -12,9 +12,9 @@ import torch
 from dgl.nn.pytorch.conv import GraphConv
 from torch import Tensor
 
-from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
 from fastgraph.dgl.normalisation import WEIGHTED, edge_weights
+from fastgraph.layers.constant import summed
 from fastgraph.layers.linear import linear
 from fastgraph.layers.modules import parameter_of
 from fastgraph.layers.sums import add_to
@@ -74,14 +74,9 @@ def _forward(
         if module._norm in ("both", "left") and _may_be_edited(x, matrix):
             x = new_rows(x, x.shape).copy_(x)  # as is upstream's product with the normalisation
         x = linear(x, matrix.t(), None)
-    out = ops.spmm(
-        x,
-        edges.index,
-        weight,
-        ptr=edges.ptr,
-        num_out=call.num_dst,
-        reduce="mean" if module._norm == "right" else "sum",
-    )
+    reduce = "mean" if module._norm == "right" else "sum"
+    is_private = not is_narrowing and matrix is not None
+    out = summed(x, edges, weight, reduce, call.num_dst, is_private=is_private)
     if not is_narrowing and matrix is not None:
         out = linear(out, matrix.t(), None)
     if bias is not None:

@@ -29,6 +29,7 @@ from fastgraph.dgl.sizes import (
     is_too_small,
 )
 from fastgraph.dgl.structure import Relation, Structure, directed_structure_of
+from fastgraph.layers.constant import summed
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
@@ -116,14 +117,13 @@ def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Com
 
     def compute() -> Tensor:
         edges = (structure.plain() if weight is None else structure.numbered()).edges
-        out = ops.spmm(
-            _matrix(x),
-            edges.index,
-            None if weight is None else weight.reshape(len(weight), weight.shape[1:].numel()),
-            ptr=edges.ptr,
-            num_out=num_out,
-            transpose=is_reversed,
-        )
+        heads = None if weight is None else weight.reshape(len(weight), weight.shape[1:].numel())
+        if is_reversed:  # in a backward pass, where nothing is constant
+            out = ops.spmm(
+                _matrix(x), edges.index, heads, ptr=edges.ptr, num_out=num_out, transpose=True
+            )
+        else:
+            out = summed(_matrix(x), edges, heads, "sum", num_out, is_private=False)
         return out.squeeze(1) if x.dim() == 1 else out
 
     return compute

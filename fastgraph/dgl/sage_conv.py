@@ -19,7 +19,7 @@ from fastgraph.dgl.index_objects import is_tiny_graph
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
 from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, of_layer
-from fastgraph.graphs.edges import Edges
+from fastgraph.layers.constant import summed
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
@@ -115,16 +115,14 @@ def _mean(module: SAGEConv, call: Accepted, x: Tensor, edge_weight: Tensor | Non
         edges = with_itself(call.structure).edges
     else:
         edges = call.edges(numbered=edge_weight is not None)
-    return _reduced(ops.spmm, x, edges, call, weight=edge_weight, reduce="mean")
+    is_multiplied = module._in_src_feats <= module._out_feats and LINEAR.knows(module.fc_neigh)
+    return summed(x, edges, edge_weight, "mean", call.num_dst, is_private=is_multiplied)
 
 
 def _pooled(module: SAGEConv, call: Accepted, x: Tensor) -> Tensor:
     x = project(module.fc_pool, x)
     x = x.relu_() if LINEAR.knows(module.fc_pool) else x.relu()
     edges = call.structure.backwards().edges if last_wins(x) else call.edges(numbered=False)
-    return _reduced(ops.segment_reduce, x, edges, call, reduce="max", ties="winner")
-
-
-def _reduced(operator: Any, x: Tensor, edges: Edges, call: Accepted, **options: Any) -> Tensor:
-    out: Tensor = operator(x, edges.index, ptr=edges.ptr, num_out=call.num_dst, **options)
-    return out
+    return ops.segment_reduce(
+        x, edges.index, ptr=edges.ptr, num_out=call.num_dst, reduce="max", ties="winner"
+    )

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fastgraph import settings
+from fastgraph import ops, settings
+from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import AGGREGATION, MEMO, is_recording, tensor_key
 from fastgraph.layers.aggregation import Aggregation
@@ -101,6 +102,28 @@ def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
             return kept
         MEMO.put(key, kept, *tensors)
     return kept if is_private else new_rows(kept, kept.shape).copy_(kept)
+
+
+def summed(
+    x: Tensor, edges: Edges, weight: Tensor | None, reduce: str, num_out: int, *, is_private: bool
+) -> Tensor:
+    """:func:`fastgraph.ops.spmm`, computed only once where its features are constant.
+
+    Args:
+        x: ``[sources, *channels]``.
+        edges: along which they are gathered.
+        weight: as for the operator.
+        reduce: ``"sum"`` or ``"mean"``.
+        num_out: the number of destinations.
+        is_private: as for :func:`aggregated`.
+    """
+    planned = Aggregation(x, edges, weight, reduce, num_out, 0, "split")
+    if type(x) in _PLAIN and may_be_constant(planned, is_private=is_private):
+        return aggregated(planned, is_private=is_private)
+    index, ptr, transpose = edges.index, edges.ptr, edges.transpose
+    return ops.spmm(
+        x, index, weight, ptr=ptr, num_out=num_out, reduce=reduce, transpose=transpose
+    )
 
 
 def may_be_constant(aggregation: Aggregation, *, is_private: bool) -> bool:
