@@ -26,6 +26,25 @@ def _sage(aggregator: str) -> Callable[[int], nn.Module]:
     return lambda c: dglnn.SAGEConv(c, c, aggregator)
 
 
+class _Reduced(nn.Module):
+    """Features of sources, reduced by ``update_all``.
+
+    Args:
+        reduce: a function of ``dgl.function``.
+    """
+
+    def __init__(self, reduce: Callable[[str, str], Any]) -> None:
+        super().__init__()
+        self._reduce = reduce
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.srcdata["x"] = x
+            graph.update_all(dgl.function.copy_u("x", "m"), self._reduce("m", "out"))
+            out: Tensor = graph.dstdata["out"]
+            return out
+
+
 LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "AGNNConv": lambda c: dglnn.AGNNConv(),
     "APPNPConv": lambda c: dglnn.APPNPConv(3, 0.1),
@@ -46,6 +65,8 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "SAGEConv pool": _sage("pool"),
     "SGConv": lambda c: dglnn.SGConv(c, c, 2),
     "TAGConv": lambda c: dglnn.TAGConv(c, c),
+    "copy_u max": lambda c: _Reduced(dgl.function.max),
+    "copy_u min": lambda c: _Reduced(dgl.function.min),
 }
 
 _ARGUMENTS: dict[str, Callable[[GraphData, Tensor], tuple[Any, ...]]] = {
