@@ -21,6 +21,7 @@ import torch
 from dgl import core
 from dgl.base import ALL, NID, is_all
 from dgl.function.base import BuiltinFunction
+from dgl.nn.pytorch.conv import HGTConv, RelGraphConv
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
@@ -100,7 +101,7 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
-        if not (SWITCH.active and _is_function(mfunc) and _is_function(rfunc)):
+        if not (SWITCH.active and _is_function(mfunc) and _is_function(rfunc)) or _is_typed():
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
             if THREAD.counted:
@@ -118,6 +119,15 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     return routed
 
 
+def _is_typed() -> bool:
+    """True in a layer that was left to DGL and whose messages are no programs.
+
+    They are products by the matrices of types, which have a gradient of their own.
+    """
+    counted = THREAD.counted
+    return bool(counted) and type(counted[-1]) in (HGTConv, RelGraphConv)
+
+
 def _is_function(given: Any) -> bool:
     return isinstance(given, BuiltinFunction) or callable(given)
 
@@ -126,7 +136,8 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(invoke)
     def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
         # Message passing names the numbers of edges; `apply_edges` does not.
-        if others or not SWITCH.active or not is_all(eid) or len(graph.canonical_etypes) > 1:
+        is_whole = not others and is_all(eid) and len(graph.canonical_etypes) == 1
+        if not (SWITCH.active and is_whole) or _is_typed():
             return invoke(graph, eid, etype, func, **others)
         if traced.is_tiny(graph):
             if THREAD.counted:

@@ -42,7 +42,8 @@ WIDE = 32
 NARROW_TIMES = 8
 """How many times as many edges there must be for fewer channels.
 
-Not for :data:`RELATIONS`, as DGL gathers a matrix for each edge, nor for :data:`SUM`: what sums gain, narrow ones too, is that edges are grouped here in less time than DGL takes.
+Not for :data:`RELATIONS`, as DGL gathers a matrix for each edge, nor for :data:`SUM`: what sums
+gain, narrow ones too, is that edges are grouped here in less time than DGL takes.
 """
 
 FEW = 2

@@ -239,7 +239,7 @@ class Graph:
         return graph
 
     def from_sources(self, sources: Tensor, num_src: int) -> Graph:
-        """Edges of the same numbers to the same destinations, from other nodes; no tensor is shared.
+        """Edges of the same numbers to the same destinations, from others; no tensor is shared.
 
         Args:
             sources: int32 ``[E]``, the new ends, in the order of ``by_destination.col``. They are

@@ -121,9 +121,7 @@ def summed(
     if type(x) in _PLAIN and may_be_constant(planned, is_private=is_private):
         return aggregated(planned, is_private=is_private)
     index, ptr, transpose = edges.index, edges.ptr, edges.transpose
-    return ops.spmm(
-        x, index, weight, ptr=ptr, num_out=num_out, reduce=reduce, transpose=transpose
-    )
+    return ops.spmm(x, index, weight, ptr=ptr, num_out=num_out, reduce=reduce, transpose=transpose)
 
 
 def may_be_constant(aggregation: Aggregation, *, is_private: bool) -> bool:

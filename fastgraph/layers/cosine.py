@@ -70,12 +70,14 @@ class _Unit(torch.autograd.Function):
                     grad_key,
                     create_graph=torch.is_grad_enabled(),
                 )
-            return gradient + grad_value
+            total: Tensor = gradient + grad_value
+            return total
         # Of what was divided by its length, then of all places of `x`.
         along = torch.bmm(key.unsqueeze(1), grad_key.unsqueeze(2)).squeeze(2)
         along.masked_fill_(length <= _EPSILON, 0)
-        out = torch.addcmul(grad_key, key, along, value=-1, out=new_rows(x, x.shape))
-        return torch.addcmul(grad_value, out, length.reciprocal(), out=out)
+        out: Tensor = torch.addcmul(grad_key, key, along, value=-1, out=new_rows(x, x.shape))
+        out = torch.addcmul(grad_value, out, length.reciprocal(), out=out)
+        return out
 
 
 class _Scaled(torch.autograd.Function):

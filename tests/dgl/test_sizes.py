@@ -21,7 +21,7 @@ dglnn = pytest.importorskip("dgl.nn.pytorch")
 
 from dgl.heterograph_index import HeteroGraphIndex  # noqa: E402
 
-from fastgraph.dgl import index_objects, sizes, structure  # noqa: E402  (it imports DGL)
+from fastgraph.dgl import index_objects, sizes, structure, traced  # noqa: E402  (it imports DGL)
 
 WIDE = 32
 
@@ -139,6 +139,23 @@ def test_narrow_messages_need_more_edges(layer: str, channels: int) -> None:
             g = graph(num_edges)
             conv(g, x, **further(layer, g))
             assert counts(layer) == (*expected, {TOO_SMALL.reason: 1})
+
+
+@pytest.mark.parametrize("layer", ["HGTConv", "RelGraphConv"])
+def test_messages_of_types_are_never_traced(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their products have a gradient of their own, so that no program can be made of them."""
+
+    def plan(*_: object) -> str:
+        raise AssertionError("a message was traced")
+
+    monkeypatch.setattr(traced, "plan", plan)
+    monkeypatch.setattr(traced, "plan_edges", plan)
+    conv, g = LAYERS[layer][0](2), graph(6000)
+    x = torch.randn(20, 2)
+    expected = conv(g, x, **further(layer, g))
+    with fastgraph.enabled(strict=True):
+        assert torch.equal(conv(g, x, **further(layer, g)), expected)
+    assert counts(layer) == (0, 1, {TOO_SMALL.reason: 1})
 
 
 def test_narrow_features_need_more_edges() -> None:
