@@ -13,7 +13,8 @@ from dgl.nn.pytorch.conv import GraphConv
 from torch import Tensor
 
 from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
-from fastgraph.dgl.normalisation import WEIGHTED, edge_weights
+from fastgraph.dgl.normalisation import WEIGHTED, edge_weights, node_scales
+from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.constant import summed
 from fastgraph.layers.linear import linear
 from fastgraph.layers.modules import parameter_of
@@ -66,7 +67,12 @@ def _forward(
     x, bias = call.inputs.src, parameter_of(module, "bias")
     relation = call.relation(numbered=edge_weight is not None)
     edges, weight = relation.edges, edge_weight
-    if module._norm in WEIGHTED:
+    scales = None
+    is_by_degree = module._norm in WEIGHTED and edge_weight is None
+    if is_by_degree and matrix is not None and isinstance(relation, Grouped):
+        if _are_rows_scaled(call, min(matrix.shape)):
+            scales = node_scales(relation, module._norm, x.dtype)
+    if module._norm in WEIGHTED and scales is None:
         by_degree = edge_weights(relation, module._norm, x.dtype)
         weight = by_degree if weight is None else by_degree * weight
     is_narrowing = module._in_feats > module._out_feats
@@ -74,14 +80,34 @@ def _forward(
         if module._norm in ("both", "left") and _may_be_edited(x, matrix):
             x = new_rows(x, x.shape).copy_(x)  # as is upstream's product with the normalisation
         x = linear(x, matrix.t(), None)
+    if scales is not None:
+        x = x * scales[0]
     reduce = "mean" if module._norm == "right" else "sum"
     is_private = not is_narrowing and matrix is not None
     out = summed(x, edges, weight, reduce, call.num_dst, is_private=is_private)
+    if scales is not None and scales[1] is not None:
+        out = out * scales[1]
     if not is_narrowing and matrix is not None:
         out = linear(out, matrix.t(), None)
     if bias is not None:
         out = add_to(out, bias)
     return out if module._activation is None else module._activation(out)
+
+
+_LEAST_DEGREE = 32
+"""The edges of a node from which on it takes less time to scale its row than to read weights."""
+
+
+def _are_rows_scaled(call: Accepted, channels: int) -> bool:
+    """True if rows of nodes are multiplied by the normalisation, as DGL does, instead of messages.
+
+    Weights are read along each edge, and in the backward pass from all over memory. Where
+    features are constant their sum is computed once, of which the product is a part then.
+    """
+    x, num_edges = call.inputs.src, call.structure.num_edges
+    is_dense = num_edges >= max(_LEAST_DEGREE, channels) * max(len(x), call.num_dst)
+    is_trained = x.requires_grad or x.shape[1] > channels
+    return is_dense and is_trained and x.is_cpu and not is_defined_by(x)
 
 
 def _may_be_edited(x: Tensor, matrix: Tensor) -> bool:

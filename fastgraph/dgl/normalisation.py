@@ -56,6 +56,33 @@ def _by_degree(graph: Graph, norm: str, wide: torch.dtype) -> Tensor:
     return torch.empty_like(weight).index_copy_(0, rows.edge_id.long(), weight)
 
 
+def node_scales(relation: Grouped, norm: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The factors of rows of sources, ``[num_src, 1]``, and of destinations, for the same norms.
+
+    Args:
+        relation: the edges.
+        norm: as for :func:`edge_weights`.
+        dtype: of the factors, which are computed in a wider one.
+    """
+    graph = relation.graph
+    found = beside(graph, ("of nodes", norm, dtype), lambda: _Scales(graph, norm, dtype))
+    return found.source, found.destination
+
+
+class _Scales:
+    def __init__(self, graph: Graph, norm: str, dtype: torch.dtype) -> None:
+        rows, wide = graph.by_destination, accumulator(dtype)
+        with normal_mode():  # what is remembered must serve training as well
+            out_degree = torch.bincount(rows.col, minlength=graph.num_src).to(wide).clamp_(min=1)
+            of_source = out_degree.reciprocal_() if norm == "left" else out_degree.rsqrt_()
+            self.source = of_source.to(dtype).unsqueeze(1)
+            self.destination = None
+            if norm == "both":
+                in_degree = rows.ptr.diff().to(wide).clamp_(min=1)
+                self.destination = in_degree.rsqrt_().to(dtype).unsqueeze(1)
+        self.nbytes = self.source.nbytes * (1 if self.destination is None else 2)
+
+
 @functools.singledispatch
 def with_itself(structure: Structure) -> Named:
     """The edges, and one more for each destination, from the source with its number."""
