@@ -68,10 +68,10 @@ def _forward(
     relation = call.relation(numbered=edge_weight is not None)
     edges, weight = relation.edges, edge_weight
     scales = None
-    is_by_degree = module._norm in WEIGHTED and edge_weight is None
-    if is_by_degree and matrix is not None and isinstance(relation, Grouped):
-        if _are_rows_scaled(call, min(matrix.shape)):
-            scales = node_scales(relation, module._norm, x.dtype)
+    may_scale = module._norm in WEIGHTED and edge_weight is None and isinstance(relation, Grouped)
+    if may_scale and matrix is not None and _are_rows_scaled(call, min(matrix.shape)):
+        assert isinstance(relation, Grouped)
+        scales = node_scales(relation, module._norm, x.dtype)
     if module._norm in WEIGHTED and scales is None:
         by_degree = edge_weights(relation, module._norm, x.dtype)
         weight = by_degree if weight is None else by_degree * weight
