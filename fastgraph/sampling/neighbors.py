@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fastgraph.sampling.arguments import (
     check_flags,
@@ -135,7 +137,7 @@ def neighbor_sample(
         [seed_time],
         fanouts([num_neighbors]),
         _Manner(replace, directed, disjoint, temporal_strategy, random_seed),
-        {f"{name}[0]": name for name in _ARGUMENTS},
+        _NAMES_OF_ONE,
     )
     node, of_row, of_col, edge = sampled[:4]
     num_nodes, num_edges = sampled[-2:]
@@ -268,6 +270,7 @@ def hetero_neighbor_sample(
 _OF_TYPES = ("seed", "node_time", "seed_time")
 _OF_RELATIONS = ("colptr", "row", "edge_time", "edge_weight")
 _ARGUMENTS = _OF_TYPES + _OF_RELATIONS
+_NAMES_OF_ONE = {f"{name}[0]": name for name in _ARGUMENTS}
 _NAMES = ("colptr", "row", "seed", "node_time", "edge_time", "seed_time", "edge_weight")
 
 
@@ -328,7 +331,7 @@ def _sample(
         return call_native(
             "sample_neighbors",
             *(graph.colptr, graph.row),
-            *(_numbers(values) for values in (graph.src_type, graph.dst_type, counts)),
+            *(_numbers(*values) for values in (graph.src_type, graph.dst_type, counts)),
             *(
                 [nodes.contiguous() for nodes in seed],
                 of_hops,
@@ -343,5 +346,7 @@ def _sample(
         )
 
 
-def _numbers(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+@functools.lru_cache(maxsize=64)  # making a small tensor takes as long as drawing for some seeds
+def _numbers(*values: int) -> Tensor:
+    with _disable_current_modes():  # of which a tensor that is kept may have nothing
+        return torch.tensor(values, dtype=torch.int64, device="cpu")

@@ -193,7 +193,7 @@ def test_tensors_without_memory_are_refused(hide):
         neighbor_sample(COLPTR, ROW, SEED, [1], edge_weight=weight)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 8])
 def test_the_first_fault_is_told_on_any_number_of_threads(threads):
     row = torch.zeros(200_000, dtype=torch.int64)
     row[150_000:] = 7000

@@ -82,7 +82,7 @@ def test_one_list_of_fanouts_is_for_all_types():
         assert torch.equal(ours.edge[relation], theirs.edge[relation])
 
 
-def test_large_samples_are_the_same_on_two_threads():
+def test_large_samples_are_the_same_on_few_and_on_many_threads():
     generator = torch.Generator().manual_seed(2)
     sizes = {"a": 2000, "b": 700}
     graph = {
@@ -93,7 +93,7 @@ def test_large_samples_are_the_same_on_two_threads():
     call = Call(graph, {"a": torch.arange(300)}, {r: [8, 8] for r in graph})
     before = torch.get_num_threads()
     samples = []
-    for threads in (1, 2, 4):
+    for threads in (1, 2, 4, 5, 8):
         torch.set_num_threads(threads)
         samples.append(call.run(1))
     torch.set_num_threads(before)

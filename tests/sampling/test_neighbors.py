@@ -12,7 +12,7 @@ FANOUTS = ([3, 2], [-1], [0, 2], [2, 0, 2], [5, -1], [], [40, 1])
 """With more than there are, none, all, and more than are drawn abreast."""
 
 
-@pytest.fixture(params=[1, 2, 4])
+@pytest.fixture(params=[1, 2, 8])  # few and many number nodes in other ways
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

@@ -3,11 +3,13 @@
 // In each hop the nodes that the hop before has found are cut into chunks, for one type of edges
 // each. Chunks count their edges, so that each knows where its edges go; then they draw them, which
 // depends on nothing but the seed and on whose edges they are. Nodes are numbered in the order of
-// edges in which they are found first: one thread does so as it goes; several claim nodes for
-// edges, of which the first claim is left, and number those whose claims are left.
+// edges in which they are found first: of few threads one does so while the others draw; many claim
+// nodes for edges, of which the first claim is left, and number those whose claims are left.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -30,6 +32,9 @@ constexpr int64_t kMostDense = int64_t{1} << 22;
 constexpr int64_t kWorkOfEdge = 8;
 constexpr int64_t kWorkOfRange = 2;
 constexpr int64_t kWorkOfWeights = 64;
+// So many threads draw as fast as one numbers what they find: drawing is two thirds of the work of
+// one thread, and claims make that of all half as much again.
+constexpr int64_t kFewThreads = 4;
 // Below so many claims one thread numbers what was found before the others would be awake.
 constexpr int64_t kFewClaims = 1 << 13;
 
@@ -442,6 +447,32 @@ class Sampler {
       }
       return {};
     }
+    return max_threads() <= kFewThreads ? draw_while_numbering() : claim_and_number();
+  }
+
+  // One thread at a time numbers what was drawn, as far as nothing before it is missing.
+  SampleDefect draw_while_numbering() {
+    const auto num_chunks = static_cast<int64_t>(chunks_.size());
+    const std::unique_ptr<std::atomic<bool>[]> drawn(new std::atomic<bool>[num_chunks]());
+    std::atomic<int64_t> next{0};  // that is not numbered
+    std::atomic<bool> busy{false};
+    const auto is_next_drawn = [&] {
+      const int64_t i = next;
+      return i < num_chunks && drawn[i];
+    };
+    for_each_task(num_chunks, num_slots_ * kWorkOfEdge, [&](int64_t i) {
+      draw(chunks_[i]);
+      drawn[i] = !chunks_[i].defect.kind;
+      // Looks once more after it, as others may have left to it what they have drawn since.
+      while (is_next_drawn() && !busy.exchange(true)) {
+        for (; is_next_drawn(); ++next) number_at_once(chunks_[next]);
+        busy = false;
+      }
+    });
+    return first_defect();
+  }
+
+  SampleDefect claim_and_number() {
     found_.resize(num_slots_);
     for_each_chunk(num_slots_ * kWorkOfEdge, [&](Chunk& chunk) {
       draw(chunk);
