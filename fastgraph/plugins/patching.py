@@ -21,7 +21,7 @@ class Patches:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``, remembering what ``owner`` itself (not a base) held before."""
-        self._originals.append((owner, name, vars(owner).get(name, _MISSING), value))
+        self._originals.append((owner, name, _own(owner, name), value))
         self._upstream[id(value)] = value, getattr(owner, name)
         setattr(owner, name, value)
 
@@ -63,7 +63,7 @@ class Patches:
         theirs = set()
         for owner, name, original, value in reversed(self._originals):
             place = id(owner), name
-            if vars(owner).get(name, _MISSING) is not value:
+            if _own(owner, name) is not value:
                 theirs.add(place)  # and what was replaced before it is no more to be put back
             if place in theirs:
                 continue
@@ -73,3 +73,8 @@ class Patches:
             else:
                 setattr(owner, name, original)
         return found[::-1]
+
+
+def _own(owner: Any, name: str) -> Any:
+    """The attribute of ``owner`` itself, not of a base; of its class there is always one."""
+    return type(owner) if name == "__class__" else vars(owner).get(name, _MISSING)

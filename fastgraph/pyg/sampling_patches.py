@@ -30,6 +30,7 @@ from fastgraph.pyg.batch_filtering import numbering_edges_once
 from fastgraph.pyg.batch_randomness import get_iterator
 from fastgraph.pyg.hgt_sampling import hgt_sample
 from fastgraph.pyg.prefetching import prefetched
+from fastgraph.pyg.sparse_flag import Typing
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 """Those of ``torch_geometric.typing`` that say whether there is a sampler."""
@@ -74,6 +75,7 @@ def install(patches: Patches) -> None:
     if decorators is not None:
         patches.replace(decorators, "WITH_PYG_LIB", True)
     if not typing.WITH_TORCH_SPARSE:
+        patches.replace(typing, "__class__", Typing)
         patches.replace(shadow, "WITH_TORCH_SPARSE", True)
         for module in (shadow, graph_saint, sampler_by_layer):
             patches.replace(module, "SparseTensor", Adjacency)

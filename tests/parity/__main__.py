@@ -33,6 +33,9 @@ def main(words: list[str] | None = None) -> int:
     run.add_argument("--parts", nargs="*", help="files and folders of tests; default: all")
     run.add_argument("--examples", nargs="*", help="scripts, with arguments; default: all")
     run.add_argument("--data", type=Path, help="a folder of data sets, as the examples expect it")
+    run.add_argument(
+        "--stand-ins", action="store_true", help="random graphs for data sets of PyG's examples"
+    )
     run.add_argument("--seconds", type=float, default=120.0, help="for a case (default: 120)")
     run.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "parity", help="for sources and records"
@@ -69,7 +72,8 @@ def _run(options: argparse.Namespace) -> int:
         if parts:
             run_tests(suite, source, way, parts, files[0], options.seconds)
         if scripts:
-            run_examples(suite, source, way, scripts, files[1], options.seconds)
+            data = ["--stand-ins"] if options.stand_ins else []
+            run_examples(suite, source, way, scripts, files[1], options.seconds, data)
         tests[way], examples[way] = (finished(read(file)) for file in files)
         print(f"{suite.title}, {way}: {time.monotonic() - started:.0f} s")
     known, versions = exceptions(), installed_versions()

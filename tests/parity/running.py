@@ -107,7 +107,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_examples(
-    suite: Suite, source: Path, way: str, scripts: Sequence[str], record: Path, seconds: float
+    suite: Suite,
+    source: Path,
+    way: str,
+    scripts: Sequence[str],
+    record: Path,
+    seconds: float,
+    options: Sequence[str] = (),
 ) -> None:
     """Run the scripts that a record has no outcome of, each in a process of its own.
 
@@ -118,6 +124,7 @@ def run_examples(
         scripts: each a path within the sources, with arguments after it.
         record: as for :func:`run_tests`.
         seconds: after which a script is ended.
+        options: of ``tests.parity.seeded``.
     """
     for case in scripts:
         if case in finished(read(record)):
@@ -125,7 +132,10 @@ def run_examples(
         script, *arguments = case.split()
         runner = ["-m", "fastgraph", "--min-edges", "0"] if way == "fastgraph" else []
         process = subprocess.Popen(
-            [sys.executable, *runner, "-m", "tests.parity.seeded", Path(script).name, *arguments],
+            [
+                *(sys.executable, *runner, "-m", "tests.parity.seeded", *options),
+                *(Path(script).name, *arguments),
+            ],
             cwd=(source / script).parent,
             env=environment(suite, source) | {"PYTHONHASHSEED": "0", "TQDM_DISABLE": "1"},
             stdin=subprocess.DEVNULL,
