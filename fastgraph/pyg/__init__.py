@@ -38,6 +38,7 @@ def fastgraph_routes() -> list[Route]:
         _route("scripting", "scripting"),
         _route("scatter, segment and softmax", "groups"),
         _route("spmm", "spmm"),
+        _route("batches of graphs", "collating"),
         _route("unrouted", "unrouted"),
         *(_route(name, file) for name, file, _ in layers if file is not None),
     ]

@@ -27,7 +27,7 @@ NAMES_MATRICES = (
 
 
 def told(program: str, name: str = "__main__") -> bool:
-    """What code that runs under a name is told, as far as it comes."""
+    """The answer that code gets which runs under a name."""
     found = {"__name__": name}
     exec(compile(program, "program.py", "exec"), found)
     return bool(found["WITH_TORCH_SPARSE"])
