@@ -6,16 +6,16 @@
 // edges in which they are found first: of few threads one does so while the others draw; many claim
 // nodes for edges, of which the first claim is left, and number those whose claims are left.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
 #include "cpu/draws.h"
 #include "cpu/edge_draws.h"
+#include "cpu/in_order.h"
 #include "cpu/node_numbers.h"
+#include "cpu/sample_chunk.h"
 #include "cpu/sampling.h"
 #include "fastgraph/parallel.h"
 
@@ -37,20 +37,6 @@ constexpr int64_t kWorkOfWeights = 64;
 constexpr int64_t kFewThreads = 4;
 // Below so many claims one thread numbers what was found before the others would be awake.
 constexpr int64_t kFewClaims = 1 << 13;
-
-// Some nodes of one type whose edges of one type are drawn.
-struct Chunk {
-  int64_t relation;
-  int64_t first, last;  // positions of the nodes
-  int64_t range;        // of the first of them
-  int64_t fanout;
-  int64_t num_edges = 0;
-  int64_t slot = 0;   // of the first edge within the hop
-  int64_t place = 0;  // of the first edge within its type
-  int64_t num_found = 0;
-  int64_t number = 0;  // of the first node found
-  SampleDefect defect = {};
-};
 
 template <typename Ptr, typename Index, typename Numbers>
 class Sampler {
@@ -112,7 +98,7 @@ class Sampler {
     return static_cast<uint64_t>(group * static_cast<int64_t>(num_types()) + type) << shift_;
   }
   // For edges of a chunk's type that lead to a node.
-  uint64_t base_of(const Chunk& chunk, int64_t position) const {
+  uint64_t base_of(const SampleChunk& chunk, int64_t position) const {
     const auto& relation = request_.relations[chunk.relation];
     return base_of(relation.src_type, group_of(relation.dst_type, position));
   }
@@ -199,7 +185,7 @@ class Sampler {
   }
 
   // The ranges of a chunk's nodes and the number of its edges.
-  void count(Chunk& chunk) {
+  void count(SampleChunk& chunk) {
     const auto& relation = request_.relations[chunk.relation];
     EdgeRange* range = ranges_.data() + chunk.range;
     for (int64_t position = chunk.first; position < chunk.last; ++position, ++range) {
@@ -221,7 +207,7 @@ class Sampler {
   }
 
   // Writes which edges these are.
-  void choose(const Chunk& chunk, Ptr* out) const {
+  void choose(const SampleChunk& chunk, Ptr* out) const {
     const auto& relation = request_.relations[chunk.relation];
     const EdgeRange* ranges = ranges_.data() + chunk.range;
     const int64_t fanout = chunk.fanout;
@@ -254,7 +240,7 @@ class Sampler {
   }
 
   // Writes a chunk's edges: `row` has the nodes themselves for now.
-  void draw(Chunk& chunk) {
+  void draw(SampleChunk& chunk) {
     const auto& relation = request_.relations[chunk.relation];
     Ptr* const edge = sample_.edge[chunk.relation].data() + chunk.place;
     Index* const row = sample_.row[chunk.relation].data() + chunk.place;
@@ -277,7 +263,7 @@ class Sampler {
     if (relation.is_temporal() && !chunk.defect.kind) check_times(chunk, edge);
   }
 
-  void check_times(Chunk& chunk, const Ptr* edge) const {
+  void check_times(SampleChunk& chunk, const Ptr* edge) const {
     const auto& relation = request_.relations[chunk.relation];
     const EdgeRange* range = ranges_.data() + chunk.range;
     for (int64_t position = chunk.first; position < chunk.last; ++position, ++range) {
@@ -293,7 +279,7 @@ class Sampler {
   }
 
   // Numbers the nodes that a chunk has found, after all chunks before it.
-  void number_at_once(const Chunk& chunk) {
+  void number_at_once(const SampleChunk& chunk) {
     const auto& relation = request_.relations[chunk.relation];
     Index* const node = sample_.node[relation.src_type].data();
     Index* const group = sample_.batch[relation.src_type].data();  // null if there are none
@@ -321,14 +307,14 @@ class Sampler {
     if (group) sample_.batch[relation.src_type].set_size(size);
   }
 
-  uint64_t key_of(const Chunk& chunk, int64_t i) const {
+  uint64_t key_of(const SampleChunk& chunk, int64_t i) const {
     const int64_t place = chunk.place + i;
     return base_of(chunk, sample_.col[chunk.relation][place]) +
            static_cast<uint64_t>(sample_.row[chunk.relation][place]);
   }
 
   // Claims the nodes of a chunk's edges, and notes where that had success.
-  void claim(Chunk& chunk) {
+  void claim(SampleChunk& chunk) {
     int32_t* const found = found_.data() + chunk.slot;
     for (int64_t i = 0; i < chunk.num_edges; ++i) {
       const uint64_t claim = numbers_.stamp() | kClaim | static_cast<uint64_t>(chunk.slot + i);
@@ -339,7 +325,7 @@ class Sampler {
   }
 
   // Leaves the claims that no earlier edge has displaced.
-  void settle(Chunk& chunk) {
+  void settle(SampleChunk& chunk) {
     int32_t* const found = found_.data() + chunk.slot;
     int64_t num_left = 0;
     for (int64_t j = 0; j < chunk.num_found; ++j) {
@@ -350,7 +336,7 @@ class Sampler {
     chunk.num_found = num_left;
   }
 
-  void number_found(const Chunk& chunk) {
+  void number_found(const SampleChunk& chunk) {
     const auto& relation = request_.relations[chunk.relation];
     const int32_t* const found = found_.data() + chunk.slot;
     for (int64_t j = 0; j < chunk.num_found; ++j) {
@@ -365,7 +351,7 @@ class Sampler {
     }
   }
 
-  void rename(const Chunk& chunk) {
+  void rename(const SampleChunk& chunk) {
     Index* const row = sample_.row[chunk.relation].data() + chunk.place;
     for (int64_t i = 0; i < chunk.num_edges; ++i) {
       row[i] = static_cast<Index>(*numbers_.entry(key_of(chunk, i)) & (kClaim - 1));
@@ -382,7 +368,7 @@ class Sampler {
       if (fanout == 0) continue;
       for (int64_t first = begin_[type]; first < end_[type]; first += kChunk) {
         const int64_t last = std::min(first + kChunk, end_[type]);
-        Chunk chunk{};
+        SampleChunk chunk{};
         chunk.relation = static_cast<int64_t>(r);
         chunk.first = first;
         chunk.last = last;
@@ -394,11 +380,11 @@ class Sampler {
     }
     ranges_.resize(num_ranges);
     for_each_chunk(num_ranges * (weighs_ ? kWorkOfWeights : kWorkOfRange),
-                   [&](Chunk& chunk) { count(chunk); });
+                   [&](SampleChunk& chunk) { count(chunk); });
     if (const SampleDefect defect = first_defect(); defect.kind) return defect;
     int64_t slot = 0;
     std::vector<int64_t> most_new(num_types(), 0);
-    for (Chunk& chunk : chunks_) {
+    for (SampleChunk& chunk : chunks_) {
       int64_t& edges = sample_.num_edges[chunk.relation * request_.num_hops + hop];
       chunk.slot = slot;
       chunk.place = sample_.edge[chunk.relation].size() + edges;
@@ -440,7 +426,7 @@ class Sampler {
     const bool shared =
         max_threads() > 1 && chunks_.size() > 1 && num_slots_ * kWorkOfEdge >= kParallelThreshold;
     if (!shared) {
-      for (Chunk& chunk : chunks_) {
+      for (SampleChunk& chunk : chunks_) {
         draw(chunk);
         if (chunk.defect.kind) return first_defect();
         number_at_once(chunk);
@@ -452,52 +438,42 @@ class Sampler {
 
   // One thread at a time numbers what was drawn, as far as nothing before it is missing.
   SampleDefect draw_while_numbering() {
-    const auto num_chunks = static_cast<int64_t>(chunks_.size());
-    const std::unique_ptr<std::atomic<bool>[]> drawn(new std::atomic<bool>[num_chunks]());
-    std::atomic<int64_t> next{0};  // that is not numbered
-    std::atomic<bool> busy{false};
-    const auto is_next_drawn = [&] {
-      const int64_t i = next;
-      return i < num_chunks && drawn[i];
-    };
-    for_each_task(num_chunks, num_slots_ * kWorkOfEdge, [&](int64_t i) {
-      draw(chunks_[i]);
-      drawn[i] = !chunks_[i].defect.kind;
-      // Looks once more after it, as others may have left to it what they have drawn since.
-      while (is_next_drawn() && !busy.exchange(true)) {
-        for (; is_next_drawn(); ++next) number_at_once(chunks_[next]);
-        busy = false;
-      }
-    });
+    for_each_then_in_order(
+        static_cast<int64_t>(chunks_.size()), num_slots_ * kWorkOfEdge,
+        [&](int64_t i) {
+          draw(chunks_[i]);
+          return !chunks_[i].defect.kind;
+        },
+        [&](int64_t i) { number_at_once(chunks_[i]); });
     return first_defect();
   }
 
   SampleDefect claim_and_number() {
     found_.resize(num_slots_);
-    for_each_chunk(num_slots_ * kWorkOfEdge, [&](Chunk& chunk) {
+    for_each_chunk(num_slots_ * kWorkOfEdge, [&](SampleChunk& chunk) {
       draw(chunk);
       if (!chunk.defect.kind) claim(chunk);
     });
     if (const SampleDefect defect = first_defect(); defect.kind) return defect;
     int64_t num_claims = 0;
-    for (const Chunk& chunk : chunks_) num_claims += chunk.num_found;
+    for (const SampleChunk& chunk : chunks_) num_claims += chunk.num_found;
     const int64_t work = num_claims < kFewClaims ? 0 : num_claims * kWorkOfEdge;
-    for_each_chunk(work, [&](Chunk& chunk) { settle(chunk); });
-    for (Chunk& chunk : chunks_) {
+    for_each_chunk(work, [&](SampleChunk& chunk) { settle(chunk); });
+    for (SampleChunk& chunk : chunks_) {
       const int64_t type = request_.relations[chunk.relation].src_type;
       chunk.number = sample_.node[type].size();
       sample_.node[type].set_size(chunk.number + chunk.num_found);
       if (request_.disjoint) sample_.batch[type].set_size(chunk.number + chunk.num_found);
     }
-    for_each_chunk(work, [&](Chunk& chunk) { number_found(chunk); });
-    for_each_chunk(num_slots_ * kWorkOfEdge, [&](Chunk& chunk) { rename(chunk); });
+    for_each_chunk(work, [&](SampleChunk& chunk) { number_found(chunk); });
+    for_each_chunk(num_slots_ * kWorkOfEdge, [&](SampleChunk& chunk) { rename(chunk); });
     return {};
   }
 
   // Calls body(position of the destination, edge, number of its source) for a chunk's edges between
   // nodes of the sample.
   template <typename Body>
-  void for_each_induced(Chunk& chunk, const Body& body) {
+  void for_each_induced(SampleChunk& chunk, const Body& body) {
     const auto& relation = request_.relations[chunk.relation];
     const int64_t limit = limit_[relation.src_type];
     for (int64_t position = chunk.first; position < chunk.last; ++position) {
@@ -528,7 +504,7 @@ class Sampler {
     for (size_t r = 0; r < num_relations(); ++r) {
       const int64_t size = sample_.node[request_.relations[r].dst_type].size();
       for (int64_t first = 0; first < size; first += kChunk) {
-        Chunk chunk{};
+        SampleChunk chunk{};
         chunk.relation = static_cast<int64_t>(r);
         chunk.first = first;
         chunk.last = std::min(first + kChunk, size);
@@ -537,12 +513,12 @@ class Sampler {
       num_nodes += size;
     }
     const int64_t work = num_nodes * kWorkOfEdge;
-    for_each_chunk(work, [&](Chunk& chunk) {
+    for_each_chunk(work, [&](SampleChunk& chunk) {
       for_each_induced(chunk, [&](int64_t, int64_t, uint64_t) { ++chunk.num_edges; });
     });
     if (const SampleDefect defect = first_defect(); defect.kind) return defect;
     std::vector<int64_t> size(num_relations(), 0);
-    for (Chunk& chunk : chunks_) {
+    for (SampleChunk& chunk : chunks_) {
       chunk.place = size[chunk.relation];
       size[chunk.relation] += chunk.num_edges;
     }
@@ -550,7 +526,7 @@ class Sampler {
       if (size[r] > kMost) return {SampleDefect::kTooLarge, 0, 0, size[r], 0};
       set_num_edges(r, size[r]);
     }
-    for_each_chunk(work, [&](Chunk& chunk) {
+    for_each_chunk(work, [&](SampleChunk& chunk) {
       int64_t place = chunk.place;
       for_each_induced(chunk, [&](int64_t position, int64_t e, uint64_t number) {
         sample_.row[chunk.relation][place] = static_cast<Index>(number);
@@ -567,7 +543,7 @@ class Sampler {
   }
 
   SampleDefect first_defect() const {
-    for (const Chunk& chunk : chunks_) {
+    for (const SampleChunk& chunk : chunks_) {
       if (chunk.defect.kind) {
         SampleDefect defect = chunk.defect;
         defect.which = chunk.relation;
@@ -586,7 +562,7 @@ class Sampler {
   std::vector<int64_t> offset_, limit_;  // of types
   std::vector<int64_t> begin_, end_;     // of the nodes that the last hop has found
   std::vector<int64_t> seed_time_;       // by group
-  std::vector<Chunk> chunks_;
+  std::vector<SampleChunk> chunks_;
   std::vector<EdgeRange> ranges_;
   bool weighs_ = false;
   std::vector<int32_t> found_;  // edges within their chunk, from its slot on
