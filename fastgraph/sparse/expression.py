@@ -90,6 +90,8 @@ def _same(tensor: Tensor) -> Tensor:
 class Expression:
     """A value for each entry of a pattern, ``[nnz]``, ``[nnz, heads]`` or ``[nnz, 1]``.
 
+    Or several channels, ``[nnz, channels, heads]``, which a vector contracts.
+
     Attributes:
         pattern: whose entries.
         shape: of the values.
@@ -305,7 +307,7 @@ class Ends(Leaf):
 
     Args:
         pattern: whose entries.
-        of_nodes: ``[n]`` or ``[n, heads]``, of rows, or ``[m]`` or ``[m, heads]``.
+        of_nodes: ``[n]``, ``[n, heads]`` or ``[n, channels, heads]``, of rows, or of columns.
         is_row: of which.
     """
 
@@ -321,6 +323,17 @@ class Ends(Leaf):
     def name(self) -> str:
         """As it is printed."""
         return "rows" if self.is_row else "cols"
+
+
+class Parameter(Leaf):
+    """A tensor that all entries share, ``[channels]`` or ``[channels, heads]``."""
+
+    def __init__(self, pattern: Pattern, vector: Tensor) -> None:
+        super().__init__(pattern, (pattern.nnz, *vector.shape), vector.dtype, vector)
+
+    def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
+        return spread(self.pattern, self.aliases[0])
 
 
 class Dot(Leaf):
@@ -402,6 +415,32 @@ class Dropout(Expression):
             like = values if values.dim() == 2 else values.unsqueeze(1)
             factors = reference.dropout_factors(like, self.rate, seed_number(self.seed))
         return values * factors.reshape(values.shape)
+
+
+class Contraction(Expression):
+    """The products of channels, ``[nnz, channels, *heads]``, with a vector, ``[nnz, *heads]``."""
+
+    def __init__(self, channels: Expression, vector: Tensor) -> None:
+        channels = channels.settled()
+        self.arguments = (channels, Parameter(channels.pattern, vector))
+        super().__init__(
+            channels.pattern, (channels.shape[0], *channels.shape[2:]), channels.dtype
+        )
+
+    @property
+    def vector(self) -> Tensor:
+        """``[channels, *heads]``."""
+        return self.arguments[1].tensors[0]
+
+    def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
+        channels, vectors = (a.operand() for a in self.arguments)
+        return (channels * vectors).sum(1)
+
+
+def spread(pattern: Pattern, vector: Tensor) -> Tensor:
+    """A tensor that all entries share, for each of them; its gradient is added in one order."""
+    return pattern.all_entries.gather(vector.unsqueeze(0))
 
 
 def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expression | None:

@@ -55,7 +55,7 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:  # noqa: N803
     """
     _check_type("A", A, SparseMatrix)
     _check_type("B", B, SparseMatrix)
-    return SparseMatrix(*products.spspmm(A.pattern, A._val, B.pattern, B._val))
+    return A.multiplied(B)
 
 
 def matmul(
@@ -123,7 +123,7 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
     _check_type("A", A, SparseMatrix)
     _check_type("X1", X1, Tensor)
     _check_type("X2", X2, Tensor)
-    if not may_wait(A.pattern, X1.shape[2:].numel(), X1, X2, *_tensors(A)) or 0 in (
+    if not may_wait(A.pattern, X1.shape[2:].numel(), X1, X2, *A.tensors) or 0 in (
         *X1.shape,
         *X2.shape,
     ):
@@ -256,7 +256,7 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa
             f"v must be [{n}, 1], [1, {m}] or [{m}] for A of shape {[n, m]}, "
             f"got shape {list(v.shape)}"
         )
-    if may_wait(A.pattern, A.values.shape[1:].numel(), v, *_tensors(A)) and v.dtype == A.dtype:
+    if may_wait(A.pattern, A.values.shape[1:].numel(), v, *A.tensors) and v.dtype == A.dtype:
         ends = Ends(A.pattern, v.reshape(-1), is_row=shape != (1, m))
         made = mapped(of_two, A.expression, ends)
         if made is not None:
@@ -285,10 +285,6 @@ def sp_mul_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
 def sp_div_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
     """:func:`sp_broadcast_v` with ``/``."""
     return sp_broadcast_v(A, v, "truediv")
-
-
-def _tensors(matrix: SparseMatrix) -> tuple[Tensor, ...]:
-    return (matrix.values,) if isinstance(matrix.values, Tensor) else ()
 
 
 def _check_type(name: str, value: object, types: type | tuple[type, ...]) -> None:

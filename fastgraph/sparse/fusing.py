@@ -1,9 +1,10 @@
-"""The fuser: which expressions of values, multiplied with features, are one operator.
+"""The fuser: which products and reductions of expressions of values are one operator.
 
 From each virtual matrix to the sparse one that samples it, a path is one group ("High-Performance
 and Programmable Attentional Graph Neural Networks with Global Tensor Formulations", SC 2023,
-section 6.2). A softmax of scaled dot products is ``attention``, one of a LeakyReLU of sums ``gat``;
-products of dot products, without a softmax, are an edge program.
+section 6.2). A softmax of scaled dot products is ``attention``, one of a LeakyReLU of sums ``gat``
+or ``gatv2``; factors of rows and columns alone go to the features of ``spmm``; all else that
+programs have instructions for is an edge program.
 """
 
 from __future__ import annotations
@@ -11,31 +12,36 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastgraph import ops
-from fastgraph.edge_programs.builder import Builder, Value
-from fastgraph.edge_programs.program import Program
 from fastgraph.routing.status import count_program, count_routed, count_separate
 from fastgraph.sparse import products
-from fastgraph.sparse.expression import (
-    Dot,
-    Dropout,
-    Ends,
-    Entries,
-    Expression,
-    Map,
-    Softmax,
-    may_defer,
+from fastgraph.sparse.expression import Dropout, Expression, Softmax, may_defer
+from fastgraph.sparse.matching import (
+    Additive,
+    Factor,
+    Monomial,
+    SumOfEnds,
+    additive,
+    bare,
+    dot_products,
+    ends_of,
+    heads_first,
+    heads_of,
+    is_same,
+    monomial,
+    sum_of_ends,
 )
+from fastgraph.sparse.pattern import Pattern
+from fastgraph.sparse.programs import SUMS, Message, Refused
 
 NAME = "sparse"
-"""Under which products of expressions are counted."""
+"""Under which products and reductions of expressions are counted."""
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -50,17 +56,19 @@ times. With eight heads they took longer on both."""
 
 @dataclass(frozen=True)
 class Plan:
-    """How a product is computed by one operator.
+    """How a product or a reduction is computed by one operator.
 
     Attributes:
         operator: its name.
-        run: computes it, of features ``[m, heads, k]``, as ``[n, heads, k]``.
+        run: computes it: of features ``[m, heads, k]``, as ``[n, heads, k]``, or the reduction.
         is_program: true if it is an edge program.
+        kept: how many numbers of each row and head it stores for gradients.
     """
 
     operator: str
-    run: Callable[[Tensor], Tensor]
+    run: Callable[..., Tensor]
     is_program: bool = False
+    kept: int = 0
 
 
 def product(values: Expression, x: Tensor) -> Tensor:
@@ -78,47 +86,61 @@ def product(values: Expression, x: Tensor) -> Tensor:
     """
     pattern = values.pattern
     products.check_spmm(pattern, values, x)
-    found = plan(values, x)
-    if values.num_products > 0:
-        values.pattern.reused.add(values.structure)
-    values.num_products += 1
-    if isinstance(found, str):
-        count_separate(NAME, found)
+    found = _counted(values, plan(values, x))
+    if found is None:
         return products.spmm(pattern, values.value(), x)
-    values.check_unedited()
-    if found.is_program:
-        count_program(NAME)
-    else:
-        count_routed(NAME)
-    out = found.run(_heads_first(x))
+    out = found.run(heads_first(x))
     if x.dim() == 3:
         return out.transpose(1, 2).contiguous()
     return out.reshape(pattern.shape[0], *x.shape[1:])
 
 
+def reduction(values: Expression, dim: int, reduce: str) -> Tensor:
+    """The reduction of the values of each row, for ``dim`` 1, or of each column, for 0.
+
+    Args:
+        values: of the matrix.
+        dim: along which.
+        reduce: one of ``fastgraph.sparse.groups.REDUCTIONS``.
+
+    Returns:
+        ``[n]`` or ``[n, heads]``.
+
+    Raises:
+        RuntimeError: an operand was edited in place.
+    """
+    found = _counted(values, plan_reduction(values, dim, reduce))
+    if found is None:
+        groups = values.pattern.by_row if dim == 1 else values.pattern.by_column
+        return groups.reduce(values.value(), reduce)
+    return found.run().reshape(values.pattern.shape[1 - dim], *values.shape[1:])
+
+
+def _counted(values: Expression, found: Plan | str) -> Plan | None:
+    """The plan, once it is counted; ``None`` for separate operators."""
+    if values.num_products > 0:
+        values.pattern.reused.add(values.structure)
+    values.num_products += 1
+    if isinstance(found, str):
+        count_separate(NAME, found)
+        return None
+    values.check_unedited()
+    if found.is_program:
+        count_program(NAME)
+    else:
+        count_routed(NAME)
+    return found
+
+
 def plan(values: Expression, x: Tensor) -> Plan | str:
     """The operator that computes a product, or why separate ones do."""
-    if values.is_computed:
-        return "values that were asked for before"
-    reused = values.pattern.reused
-    if values.num_products > 0 or (reused and values.structure in reused):
-        return "values that several products use"
-    if not may_defer(x):
-        return (
-            "compiled, transformed, under autocast, in inference mode, of a tensor's subclass, or "
-            "where hooks see what is saved"
-        )
-    if values.pattern.nnz == 0 or x.numel() == 0 or 0 in values.shape:
-        return "no entries or no channels"
-    made = values.walk()
-    if torch.is_grad_enabled() and any(m.is_cut for m in made):
-        return "made where no gradients were recorded"
-    if values.is_begun:
-        return "scores that were asked for before"
+    reason = _separate(values, x)
+    if reason is not None:
+        return reason
     body, dropout = (
         (values, None) if not isinstance(values, Dropout) else (values.arguments[0], values)
     )
-    body = _bare(body)
+    body = bare(body)
     if isinstance(body, Softmax):
         return _weighted(body.arguments[0], dropout, x)
     if dropout is not None:
@@ -126,14 +148,53 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
     return _summed(body, x)
 
 
+def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
+    """The operator that computes a reduction, or why separate ones do."""
+    if reduce not in SUMS:
+        return "products of the values of rows"
+    reason = _separate(values) or _no_program(values)
+    if reason is not None:
+        return reason
+    try:
+        message = Message(values, is_by_row=dim == 1)
+    except Refused as refused:
+        return str(refused)
+    reason = _too_small(message, values, 1)
+    if reason is not None:
+        return reason
+    run = functools.partial(message.reduced, SUMS[reduce], values.shape[1:].numel())
+    return Plan("edge_program", run, is_program=True, kept=reduce in ("smax", "smin"))
+
+
+def _separate(values: Expression, *tensors: Tensor) -> str | None:
+    """Why nothing is fused, whatever the expression is."""
+    if values.is_computed:
+        return "values that were asked for before"
+    reused = values.pattern.reused
+    if values.num_products > 0 or (reused and values.structure in reused):
+        return "values that several products use"
+    if not may_defer(*tensors):
+        return (
+            "compiled, transformed, under autocast, in inference mode, of a tensor's subclass, or "
+            "where hooks see what is saved"
+        )
+    is_empty = values.pattern.nnz == 0 or 0 in values.shape
+    if is_empty or any(t.numel() == 0 for t in tensors):
+        return "no entries or no channels"
+    if torch.is_grad_enabled() and any(m.is_cut for m in values.walk()):
+        return "made where no gradients were recorded"
+    if values.is_begun:
+        return "scores that were asked for before"
+    return None
+
+
 def takes_dropout(values: Expression) -> bool:
     """True if a product with these values, some of them dropped, may be one operator."""
-    body = _bare(values)
+    body = bare(values)
     if not isinstance(body, Softmax) or body.is_computed:
         return False
-    return (
-        _sum_of_ends(body.arguments[0]) is not None or _dot_products(body.arguments[0]) is not None
-    )
+    score = body.arguments[0]
+    return any(form(score) is not None for form in (sum_of_ends, dot_products, additive))
 
 
 def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | str:
@@ -141,28 +202,38 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
     options: dict[str, Any] = {}
     if dropout is not None:
         options = {"dropout": dropout.rate, "seed": dropout.seed}
-    if (dots := _dot_products(score)) is not None:
-        return _attention(dots, score, x, options)
-    if (ends := _sum_of_ends(score)) is not None:
-        return _gat(ends, score, x, options)
-    return "a softmax of scores that are neither dot products nor sums of rows and columns"
+    found: Plan | str
+    if (dots := dot_products(score)) is not None:
+        found = _attention(dots, score, x, options)
+    elif (ends := sum_of_ends(score)) is not None:
+        found = _gat(ends, score, x, options)
+    elif (added := additive(score)) is not None:
+        found = _gatv2(added, score, x, options)
+    else:
+        found = "a softmax of scores that no operator knows"
+    if isinstance(found, Plan):
+        return found
+    if dropout is not None:
+        return f"{found}, and dropout"
+    return _program(score, x, is_softmax=True)
 
 
 def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, Any]) -> Plan | str:
     (dot,) = dots.dots
-    query, key = _ends_of(dot)
+    query, key = ends_of(dot)
     if key.shape[-1] != (1 if x.dim() == 1 else x.shape[1]):
         return "queries and features of different widths"
-    if query.shape[1] != _heads(x):
+    if query.shape[1] != heads_of(x):
         return "scores of another number of heads"
     if score.dtype in _HALVES and (dots.rows or dots.cols):
         return "dot products in half precision that rows or columns scale"
+    pattern = score.pattern
 
     def run(x: Tensor) -> Tensor:
-        index, ptr, transpose, _, _ = score.pattern.edges
+        index, ptr, transpose, _, _ = pattern.edges
         return ops.attention(
-            _scaled(query, dots.rows),
-            _scaled(key, dots.cols),
+            _scaled(query, dots.rows, pattern, "row"),
+            _scaled(key, dots.cols, pattern, "col"),
             x,
             index,
             ptr=ptr,
@@ -171,11 +242,11 @@ def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, 
             **options,
         )[0]
 
-    return Plan("attention", run)
+    return Plan("attention", run, kept=2)
 
 
 def _gat(ends: SumOfEnds, score: Expression, x: Tensor, options: dict[str, Any]) -> Plan | str:
-    heads = _heads(x)
+    heads = heads_of(x)
     if score.shape[1:].numel() != heads:
         return "scores of another number of heads"
     n, m = score.pattern.shape
@@ -199,270 +270,89 @@ def _gat(ends: SumOfEnds, score: Expression, x: Tensor, options: dict[str, Any])
             **options,
         )[0]
 
-    return Plan("gat", run)
+    return Plan("gat", run, kept=2)
+
+
+def _gatv2(found: Additive, score: Expression, x: Tensor, options: dict[str, Any]) -> Plan | str:
+    if not is_same(found.cols, x):
+        return "features other than those of the scores' columns"
+
+    def run(x: Tensor) -> Tensor:
+        index, ptr, transpose, _, _ = score.pattern.edges
+        vector = heads_first(found.vector.unsqueeze(0))
+        rows = heads_first(found.rows)
+        return ops.gatv2(
+            x,
+            rows,
+            vector,
+            index,
+            ptr=ptr,
+            transpose=transpose,
+            negative_slope=found.slope,
+            **options,
+        )[0]
+
+    return Plan("gatv2", run, kept=2)
 
 
 def _summed(body: Expression, x: Tensor) -> Plan | str:
-    """Of features that products of dot products weigh, without a softmax."""
-    made = _monomial(body)
-    if made is None or len(made.dots) != 1:
-        return "values that are no product of one dot product"
-    (dot,) = made.dots
-    if body.device.type != "cpu":
-        return "an edge program that was measured on CPUs only"
-    query, key = _ends_of(dot)
-    if query.shape[1] != _heads(x):
-        return "scores of another number of heads"
-    if body.pattern.nnz * x[0].numel() < _FEWEST_OF_PROGRAM:
-        return "too few entries for an edge program to gain"
-    has_gradient = torch.is_grad_enabled() and any(
-        factor.tensor.requires_grad for factor in made.rows + made.cols
-    )
-    is_small = body.pattern.nnz < _FEWEST_OF_ROW * max(body.pattern.shape) and _heads(x) == 1
-    if has_gradient and is_small:
-        return "gradients of factors of rows or columns that have few entries, of one head"
+    """Of features that values weigh, without a softmax."""
+    made = monomial(body)
+    if made is not None and not made.dots:
+        return _scaled_spmm(made, body, x)
+    return _program(body, x, is_softmax=False)
+
+
+def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
+    """Of scaled features, so that nobody stores what scales entries, as in graph convolutions."""
+    pattern = body.pattern
+    n, m = pattern.shape
 
     def run(x: Tensor) -> Tensor:
-        index, ptr, transpose, _, _ = body.pattern.edges
-        is_shared = _is_same(key, x)
-        operands = {"query": query, "value": x}
-        if not is_shared:
-            operands["key"] = key
-        for place, tensors in (("row", made.rows), ("col", made.cols), ("entry", made.entries)):
-            operands |= {f"{place}_{number}": t.value for number, t in enumerate(tensors)}
-        facts = tuple((name, t[0].numel()) for name, t in operands.items())
-        program = sum_of_products(facts, query.shape[1], made.scale)
-        n, m = body.pattern.shape
-        (out,) = ops.edge_program(
-            program, operands, index, ptr=ptr, num_in=m, num_out=n, transpose=transpose
+        index, ptr, transpose, _, _ = pattern.edges
+        weights = [t.value(pattern, "entry") for t in made.entries]
+        weight = functools.reduce(operator.mul, weights) if weights else None
+        out = ops.spmm(
+            _scaled(x, made.cols, pattern, "col"),
+            index,
+            weight,
+            ptr=ptr,
+            num_out=n,
+            transpose=transpose,
         )
-        return out.view(n, *x.shape[1:])
+        out = _scaled(out, made.rows, pattern, "row")
+        return out if made.scale == 1 else out * made.scale
 
-    return Plan("edge_program", run, is_program=True)
-
-
-@functools.lru_cache(maxsize=256)
-def sum_of_products(facts: tuple[tuple[str, int], ...], heads: int, scale: float) -> Program:
-    """The program of sums of features that dot products weigh.
-
-    Args:
-        facts: the operands: ``query``, ``value``, ``key`` if it is another tensor than the value,
-            and factors of rows, columns and entries, with their widths.
-        heads: their number.
-        scale: a factor of all weights.
-    """
-    builder = Builder()
-    places = {"query": "row", "value": "gathered", "key": "gathered"}
-    of_factors = {"row": "row", "col": "gathered", "entry": "edge"}
-    values: dict[str, Value] = {}
-    for name, width in facts:
-        place: Any = places.get(name) or of_factors[name.partition("_")[0]]
-        values[name] = builder.operand(name, place, width)
-    query, value = values.pop("query"), values.pop("value")
-    weight = builder.dot(query, values.pop("key", value), heads)
-    for factor in values.values():
-        weight = weight * factor
-    if scale != 1:
-        weight = weight * scale
-    return builder.program(("sum", weight * value))
+    return Plan("spmm", run)
 
 
-class Factor(NamedTuple):
-    """A tensor that others are multiplied by, or divided by.
-
-    Attributes:
-        tensor: ``[n]`` or ``[n, heads]``.
-        is_divisor: which of both.
-    """
-
-    tensor: Tensor
-    is_divisor: bool = False
-
-    @property
-    def value(self) -> Tensor:
-        """The tensor that others are multiplied by."""
-        return self.tensor.reciprocal() if self.is_divisor else self.tensor
+def _no_program(values: Expression) -> str | None:
+    return None if values.device.type == "cpu" else "an edge program that was measured on CPUs only"
 
 
-@dataclass
-class Monomial:
-    """A product of dot products and of factors.
-
-    Attributes:
-        scale: a number.
-        dots: dot products.
-        rows, cols, entries: factors of each.
-    """
-
-    scale: float = 1.0
-    dots: list[Dot] = field(default_factory=list)
-    rows: list[Factor] = field(default_factory=list)
-    cols: list[Factor] = field(default_factory=list)
-    entries: list[Factor] = field(default_factory=list)
-
-    def times(self, other: Monomial) -> Monomial:
-        """The product of both."""
-        return Monomial(
-            self.scale * other.scale,
-            self.dots + other.dots,
-            self.rows + other.rows,
-            self.cols + other.cols,
-            self.entries + other.entries,
-        )
-
-    def inverse(self) -> Monomial | None:
-        """1 over it; ``None`` with a dot product or of 0."""
-        if self.dots or self.scale == 0:
-            return None
-        inverted = [
-            [Factor(t, not is_divisor) for t, is_divisor in found]
-            for found in (self.rows, self.cols, self.entries)
-        ]
-        return Monomial(1 / self.scale, [], *inverted)
+def _program(score: Expression, x: Tensor, *, is_softmax: bool) -> Plan | str:
+    reason = _no_program(score)
+    if reason is not None:
+        return reason
+    heads = heads_of(x)
+    if score.shape[1:].numel() not in (1, heads):
+        return "scores of another number of heads"
+    try:
+        message = Message(score)
+    except Refused as refused:
+        return str(refused)
+    reason = _too_small(message, score, x[0].numel())
+    if reason is not None:
+        return reason
+    run = functools.partial(message.product, is_softmax=is_softmax)
+    return Plan("edge_program", run, is_program=True, kept=2 * is_softmax)
 
 
-def _dot_products(score: Expression) -> Monomial | None:
-    """Scaled dot products, which only rows and columns may scale otherwise."""
-    made = _monomial(score)
-    return made if made is not None and len(made.dots) == 1 and not made.entries else None
+def _too_small(message: Message, values: Expression, width: int) -> str | None:
+    return None
 
 
-def _monomial(values: Expression) -> Monomial | None:
-    """The expression as a product; ``None`` if it is none."""
-    values = _bare(values)
-    if isinstance(values, Entries):
-        return Monomial() if values.is_ones else Monomial(entries=[Factor(values.tensors[0])])
-    if isinstance(values, Ends):
-        factors = [Factor(values.tensors[0])]
-        return Monomial(rows=factors) if values.is_row else Monomial(cols=factors)
-    if isinstance(values, Dot):
-        return Monomial(dots=[values])
-    if not isinstance(values, Map) or values.kwargs:
-        return None
-    if values.function is operator.neg:
-        made = _monomial(values.arguments[0])
-        return None if made is None else made.times(Monomial(-1.0))
-    if values.function not in (operator.mul, operator.truediv):
-        return None
-    both = [_monomial(a) if isinstance(a, Expression) else Monomial(float(a)) for a in values.args]
-    first, second = both
-    if second is not None and values.function is operator.truediv:
-        second = second.inverse()
-    return None if first is None or second is None else first.times(second)
-
-
-@dataclass
-class SumOfEnds:
-    """A LeakyReLU of a sum of terms of rows, columns and entries, each with a sign.
-
-    Attributes:
-        slope: of the LeakyReLU; 1 for none.
-        rows, cols, entries: the terms.
-    """
-
-    slope: float
-    rows: list[tuple[float, Tensor]] = field(default_factory=list)
-    cols: list[tuple[float, Tensor]] = field(default_factory=list)
-    entries: list[tuple[float, Tensor]] = field(default_factory=list)
-
-
-def _sum_of_ends(score: Expression) -> SumOfEnds | None:
-    score = _bare(score)
-    slope = 1.0
-    if isinstance(score, Map) and score.function is F.leaky_relu:
-        slope = _slope(score)
-        score = score.arguments[0]
-    found = SumOfEnds(slope)
-    return found if _add_terms(score, 1.0, found) and (found.rows or found.cols) else None
-
-
-def _slope(made: Map) -> float:
-    given = made.args[1] if len(made.args) > 1 else made.kwargs.get("negative_slope", 0.01)
-    return float(given)
-
-
-def _add_terms(values: Expression, sign: float, found: SumOfEnds) -> bool:
-    values = _bare(values)
-    if isinstance(values, Ends):
-        (found.rows if values.is_row else found.cols).append((sign, values.tensors[0]))
-        return True
-    if isinstance(values, Entries):
-        found.entries.append((sign, values.tensors[0]))
-        return True
-    if not isinstance(values, Map) or values.kwargs or len(values.arguments) != len(values.args):
-        return False
-    if values.function is operator.neg:
-        return _add_terms(values.arguments[0], -sign, found)
-    if values.function not in (operator.add, operator.sub):
-        return False
-    first, second = values.arguments
-    second_sign = sign if values.function is operator.add else -sign
-    return _add_terms(first, sign, found) and _add_terms(second, second_sign, found)
-
-
-def _bare(values: Expression) -> Expression:
-    """Without factors of ones, and columns of one head beside several."""
-    while isinstance(values, Map):
-        if values.function is torch.unsqueeze:
-            values = values.arguments[0]
-            continue
-        if values.function is not operator.mul or len(values.arguments) < 2:
-            break
-        first, second = map(_line, values.arguments)
-        if isinstance(first, Entries) and first.is_ones:
-            values = second
-        elif isinstance(second, Entries) and second.is_ones:
-            values = first
-        else:
-            break
-    return values
-
-
-def _line(values: Expression) -> Expression:
-    is_line = isinstance(values, Map) and values.function is torch.unsqueeze
-    return values.arguments[0] if is_line else values
-
-
-def _heads(x: Tensor) -> int:
-    return x.shape[2] if x.dim() == 3 else 1
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """Features as operators take them, ``[m, heads, k]``."""
-    if x.dim() == 3:
-        return x.transpose(1, 2)
-    return x.unsqueeze(1) if x.dim() == 2 else x.view(-1, 1, 1)
-
-
-def _ends_of(dot: Dot) -> tuple[Tensor, Tensor]:
-    """Queries ``[n, heads, k]`` and keys ``[m, heads, k]``."""
-    x1, x2 = dot.tensors
-    if x1.dim() == 3:
-        return x1.transpose(1, 2), x2.permute(1, 2, 0)
-    return x1.unsqueeze(1), x2.transpose(0, 1).unsqueeze(1)
-
-
-def _scaled(x: Tensor, factors: list[Factor]) -> Tensor:
-    for tensor, is_divisor in factors:
-        factor = tensor.reshape(x.shape[0], -1, 1)
-        x = x / factor if is_divisor else x * factor
+def _scaled(x: Tensor, factors: list[Factor], pattern: Pattern, place: str) -> Tensor:
+    for factor in factors:
+        x = x * factor.value(pattern, place).reshape(x.shape[0], -1, 1)
     return x
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """True if both are views of one tensor, of the same numbers and with a common gradient."""
-    if a.shape != b.shape or a.stride() != b.stride() or a.data_ptr() != b.data_ptr():
-        return False
-    (first, of_first), (second, of_second) = _viewed(a), _viewed(b)
-    return not torch.is_grad_enabled() or (first is second and of_first == of_second)
-
-
-_VIEWS = ("PermuteBackward0", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0")
-
-
-def _viewed(x: Tensor) -> tuple[object, int]:
-    """The step of autograd, with the number of its output, of which a tensor is a view."""
-    step, number = x.grad_fn, x.output_nr
-    while step is not None and step.name() in _VIEWS:
-        step, number = step.next_functions[0]
-    return (x if step is None and x.requires_grad else step), number

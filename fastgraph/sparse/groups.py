@@ -82,11 +82,13 @@ class Groups:
         return self.reduce(x, "sum")
 
     def gather(self, x: Tensor) -> Tensor:
-        """The row of its group for each row, of ``[num_groups]`` or ``[num_groups, channels]``.
+        """The row of its group for each row, of ``[num_groups, *channels]``.
 
         Backward, torch's own ``index_select`` adds row by row, and on GPUs in any order. As there,
         it is an error if the index was edited in between.
         """
+        if x.dim() > 2:
+            return self.gather(x.flatten(1)).unflatten(1, x.shape[1:])
         if x.requires_grad and torch.is_grad_enabled() and not self._is_sharded:
             return _gather(x, self)
         return x.index_select(0, self.index)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import fusing
 from fastgraph.sparse.expression import (
+    Contraction,
     Dropout,
     Ends,
     Expression,
@@ -34,6 +35,8 @@ _REVERSED: dict[Any, Callable[..., Any]] = {
     Tensor.__rsub__: OPERATORS[torch.sub],
     Tensor.__rtruediv__: OPERATORS[torch.div],
 }
+
+_PRODUCTS = frozenset((torch.matmul, torch.mv, Tensor.matmul, Tensor.mv, Tensor.__matmul__))
 
 _REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
@@ -193,6 +196,8 @@ def _later(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
         made = mapped(function, values.expression, *args[1:], **kwargs)
     elif function in OPERATORS and not kwargs:
         made = _arithmetic(OPERATORS[function], args)
+    elif function in _PRODUCTS and not kwargs:
+        made = _contracted(*args)
     elif function in _REVERSED:
         made = _arithmetic(_REVERSED[function], args[::-1])
     else:
@@ -206,6 +211,16 @@ def _arithmetic(function: Callable[..., Any], args: tuple[Any, ...]) -> Expressi
     if any(a.pattern is not own[0].pattern or a.dim() != own[0].dim() for a in own):
         return None
     return mapped(function, *given)
+
+
+def _contracted(values: Any, vector: Any) -> Expression | None:
+    """The product of the values of all heads with a vector, as scores of several channels have."""
+    if not isinstance(values, LazyValues) or isinstance(vector, LazyValues):
+        return None
+    fits = vector.shape == values.expression.shape[1:] and vector.dtype == values.dtype
+    if not fits or vector.device != values.device or not may_defer(vector):
+        return None
+    return Contraction(values.expression, vector)
 
 
 def _dropout(

@@ -297,7 +297,15 @@ class Pattern:
     @_once
     def empty_rows(self) -> Tensor:
         """The numbers of the rows without entries, int64."""
-        return (self._ptr.diff() == 0).nonzero().squeeze(1)
+        return _empty(self._ptr)
+
+    @property
+    @_once
+    def empty_columns(self) -> Tensor:
+        """The numbers of the columns without entries, int64."""
+        if self._base is not None:
+            return self._base.empty_rows
+        return _empty(self._grouped.graph.grouped(transpose=True).ptr)
 
     @property
     @_once
@@ -354,6 +362,10 @@ class Pattern:
         groups = Groups(group, len(distinct)) if len(distinct) < self.nnz else None
         pattern = from_places(distinct, self.shape, self.dtype)
         return Coalesced(pattern, Groups(order, self.nnz), groups)
+
+
+def _empty(ptr: Tensor) -> Tensor:
+    return (ptr.diff() == 0).nonzero().squeeze(1)
 
 
 def from_places(places: Tensor, shape: Shape, dtype: torch.dtype) -> Pattern:

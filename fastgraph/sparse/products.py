@@ -273,7 +273,7 @@ def _diagonals(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pa
     return diagonal(shape, a.device), torch.nn.functional.pad(val, (0, min(shape) - common))
 
 
-def check_spspmm(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> None:
+def check_spspmm(a: Pattern, a_val: Values, b: Pattern, b_val: Values) -> None:
     """Two sparse matrices can be multiplied.
 
     Raises:

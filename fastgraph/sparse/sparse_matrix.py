@@ -12,7 +12,15 @@ from torch import Tensor
 
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import elementwise, fusing, products, selection
-from fastgraph.sparse.expression import Entries, Expression, Softmax, mapped, may_defer
+from fastgraph.sparse.expression import (
+    Ends,
+    Entries,
+    Expression,
+    Softmax,
+    mapped,
+    may_defer,
+    may_wait,
+)
 from fastgraph.sparse.groups import REDUCTIONS, Groups
 from fastgraph.sparse.lazy_values import expression_of, index_of, lazy_values
 from fastgraph.sparse.pattern import Pattern, Shape, check_tensor, diagonal
@@ -76,6 +84,11 @@ class SparseMatrix:
         if isinstance(self._values, Expression):
             return self._values
         return Entries(self._pattern, self._values, is_ones=self._is_ones)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The values, if they are a tensor; no expression is one."""
+        return (self._values,) if isinstance(self._values, Tensor) else ()
 
     @property
     def _is_ones(self) -> bool:
@@ -292,6 +305,8 @@ class SparseMatrix:
             return self._reduce_all(rtype)
         if dim not in (0, 1):
             raise ValueError(f"dim must be 0, 1 or None, got {dim}")
+        if isinstance(self._values, Expression):
+            return fusing.reduction(self._values, dim, rtype)
         if self._pattern.is_sharded and rtype != "sprod" and self.dtype in FLOATING:
             return products.reduced(self._pattern, self._val, dim, rtype)
         groups: Groups = self._pattern.by_row if dim == 1 else self._pattern.by_column
@@ -382,14 +397,33 @@ class SparseMatrix:
 
     def __matmul__(self, other: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
         if isinstance(other, SparseMatrix):
-            return SparseMatrix(
-                *products.spspmm(self._pattern, self._val, other._pattern, other._val)
-            )
+            return self.multiplied(other)
         if isinstance(other, Tensor):
             if isinstance(self._values, Expression):
                 return fusing.product(self._values, other)
             return products.spmm(self._pattern, self._values, other)
         return NotImplemented
+
+    def multiplied(self, other: SparseMatrix) -> SparseMatrix:
+        """The product with a sparse matrix; that with a diagonal one may wait.
+
+        Raises:
+            RuntimeError: as for :func:`fastgraph.sparse.products.spspmm`.
+        """
+        for is_row, diagonal, scaled in ((True, self, other), (False, other, self)):
+            if not diagonal.is_diag() or scaled.is_diag():
+                continue
+            is_square = diagonal.shape[0] == diagonal.shape[1]
+            given = [diagonal._val, *scaled.tensors]
+            if is_square and diagonal.nnz > 0 and may_wait(scaled._pattern, 1, *given):
+                products.check_spspmm(self._pattern, self._values, other._pattern, other._values)
+                of_nodes = Ends(scaled._pattern, diagonal._val, is_row=is_row)
+                if scaled._is_ones and scaled.expression.leaves(of_nodes.dtype):
+                    return scaled._like(of_nodes)
+                made = mapped(operator.mul, of_nodes, scaled.expression)
+                if made is not None:
+                    return scaled._like(made)
+        return SparseMatrix(*products.spspmm(self._pattern, self._val, other._pattern, other._val))
 
     def __add__(self, other: SparseMatrix) -> SparseMatrix:
         if not isinstance(other, SparseMatrix):

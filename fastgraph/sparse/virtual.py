@@ -16,7 +16,16 @@ from torch.nn import functional as F
 
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import products
-from fastgraph.sparse.expression import Dot, Ends, Entries, Expression, mapped, may_wait
+from fastgraph.sparse.expression import (
+    Contraction,
+    Dot,
+    Ends,
+    Entries,
+    Expression,
+    mapped,
+    may_wait,
+    spread,
+)
 from fastgraph.sparse.pattern import Pattern, check_tensor
 
 Size = int | None
@@ -46,6 +55,8 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     Tensor.neg: operator.neg,
 }
 """torch's functions that are operators of Python, if nothing else is given."""
+
+_PRODUCTS = (torch.matmul, torch.mv)
 
 _ELEMENTWISE = frozenset(
     getattr(module, name)
@@ -78,6 +89,8 @@ class Virtual:
     Attributes:
         shape: numbers of rows and columns; ``None`` for those that are not said.
         heads: number of heads; ``None`` for a single matrix.
+        channels: number of matrices for each head, which a product with a vector contracts; ``None``
+            where heads themselves are contracted.
     """
 
     def __init__(
@@ -86,9 +99,11 @@ class Virtual:
         heads: Size,
         tensors: Sequence[Tensor],
         sample: Callable[[Pattern, bool], Expression | Tensor],
+        channels: Size = None,
     ) -> None:
         self.shape = shape
         self.heads = heads
+        self.channels = channels
         self._kept = [(t, None if t.is_inference() else t._version) for t in tensors]
         self._sample = sample
 
@@ -96,8 +111,14 @@ class Virtual:
         """The values where a pattern has entries: an expression, or a tensor if none may wait.
 
         Raises:
-            RuntimeError: the shapes differ, a device does, or a tensor was edited in place.
+            RuntimeError: the shapes differ, a device does, a tensor was edited in place, or there are
+            channels.
         """
+        if self.channels is not None:
+            raise RuntimeError(
+                f"a virtual matrix of {self.channels} channels must be contracted by a vector, "
+                "virtual @ vector, to be sampled"
+            )
         waits = may_wait(pattern, self.heads or 1, *[tensor for tensor, _ in self._kept])
         return self._sampled(pattern, waits)
 
@@ -122,7 +143,30 @@ class Virtual:
         return self._sample(pattern, waits)
 
     def __matmul__(self, other: object) -> Virtual:
-        raise TypeError("only dense(X) has a product with a matrix, got another virtual matrix")
+        own = tuple(s for s in (self.channels, self.heads) if s is not None)
+        if not isinstance(other, Tensor) or not own or other.dim() != len(own):
+            raise TypeError(
+                "only dense(X) has a product with a matrix; another virtual matrix has one with a "
+                f"vector for its channels, of shape {list(own)}, got {_described(other)}"
+            )
+        like = self._kept[0][0]
+        if other.shape != own or other.dtype != like.dtype:
+            raise RuntimeError(
+                f"a vector must have shape {list(own)} and dtype {like.dtype} to contract a virtual "
+                f"matrix, got {_described(other)}"
+            )
+        vector = other
+
+        def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
+            inner = self._sampled(pattern, waits)
+            if waits and isinstance(inner, Expression):
+                return Contraction(inner, vector)
+            values = inner.value() if isinstance(inner, Expression) else inner
+            return (values * spread(pattern, vector)).sum(1)
+
+        tensors = (*(tensor for tensor, _ in self._kept), vector)
+        heads = None if self.channels is None else self.heads
+        return Virtual(self.shape, heads, tensors, sample)
 
     def __add__(self, other: Any) -> Any:
         return _of(operator.add, self, other)
@@ -159,6 +203,8 @@ class Virtual:
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if function in _PRODUCTS and not kwargs and isinstance(args[0], Virtual):
+            return args[0] @ args[1]
         if function in OPERATORS and not kwargs:
             return _of(OPERATORS[function], *args)
         is_taken = function in _ELEMENTWISE and args and isinstance(args[0], Virtual)
@@ -232,7 +278,9 @@ def rows(u: Tensor) -> Virtual:
     """The virtual matrix with the same number in all columns, ``u[i]`` in row ``i``.
 
     Args:
-        u: ``[n]``, or ``[n, heads]`` for one matrix for each head.
+        u: ``[n]``, or ``[n, heads]`` for one matrix for each head. ``rows(u) @ a`` with ``a`` of
+            ``[heads]`` is their sum, weighed; of ``[n, channels, heads]`` it is one for each head,
+            with ``a`` of ``[channels, heads]``.
 
     Raises:
         TypeError: ``u`` is not a tensor.
@@ -245,7 +293,7 @@ def cols(v: Tensor) -> Virtual:
     """The virtual matrix with the same number in all rows, ``v[j]`` in column ``j``.
 
     Args:
-        v: ``[m]``, or ``[m, heads]`` for one matrix for each head.
+        v: ``[m]``, ``[m, heads]`` or ``[m, channels, heads]``, as in :func:`rows`.
 
     Raises:
         TypeError: ``v`` is not a tensor.
@@ -256,20 +304,22 @@ def cols(v: Tensor) -> Virtual:
 
 def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
     check_tensor(name, of_nodes)
-    if of_nodes.dim() not in (1, 2) or of_nodes.dtype not in FLOATING:
+    if of_nodes.dim() not in (1, 2, 3) or of_nodes.dtype not in FLOATING:
         raise RuntimeError(
-            f"{name} must be [n] or [n, heads] of floating-point numbers, "
+            f"{name} must be [n], [n, heads] or [n, channels, heads] of floating-point numbers, "
             f"got shape {list(of_nodes.shape)}, {of_nodes.dtype}"
         )
     size = of_nodes.shape[0]
-    heads = of_nodes.shape[1] if of_nodes.dim() == 2 else None
+    heads = of_nodes.shape[-1] if of_nodes.dim() > 1 else None
+    channels = of_nodes.shape[1] if of_nodes.dim() == 3 else None
 
     def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
         if waits:
             return Ends(pattern, of_nodes, is_row=is_row)
         return pattern.gather(of_nodes, is_row=is_row)
 
-    return Virtual((size, None) if is_row else (None, size), heads, (of_nodes,), sample)
+    shape = (size, None) if is_row else (None, size)
+    return Virtual(shape, heads, (of_nodes,), sample, channels)
 
 
 def _of(function: Callable[..., Any], *args: Any) -> Any:
@@ -284,6 +334,12 @@ def _made(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
     virtual = [a for a in args if isinstance(a, Virtual)]
     shape = _common([v.shape[0] for v in virtual]), _common([v.shape[1] for v in virtual])
     heads = _common([v.heads for v in virtual])
+    channels = virtual[0].channels
+    if any(v.channels != channels or (channels and v.heads != heads) for v in virtual):
+        raise RuntimeError(
+            "virtual matrices must all have as many channels, got "
+            f"{[(v.channels, v.heads) for v in virtual]} channels and heads"
+        )
     tensors = [a for a in args if isinstance(a, Tensor)]
     tensors += [tensor for v in virtual for tensor, _ in v._kept]
 
@@ -292,7 +348,13 @@ def _made(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
         made = applied(function, *given, **kwargs)
         return Entries(pattern, made) if waits and isinstance(made, Tensor) else made
 
-    return Virtual(shape, heads, tensors, sample)
+    return Virtual(shape, heads, tensors, sample, channels)
+
+
+def _described(given: object) -> str:
+    if isinstance(given, Tensor):
+        return f"shape {list(given.shape)}, {given.dtype}"
+    return type(given).__name__
 
 
 def applied(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Expression | Tensor:

@@ -1,0 +1,256 @@
+"""Forms of expressions that operators know: products, sums of rows and columns, and of both."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastgraph.sparse.expression import Contraction, Dot, Ends, Entries, Expression, Map
+from fastgraph.sparse.pattern import Pattern
+
+
+class Factor(NamedTuple):
+    """A tensor that others are multiplied by, or divided by.
+
+    Attributes:
+        tensor: ``[n]`` or ``[n, heads]``, of rows, columns or entries.
+        is_divisor: which of both.
+    """
+
+    tensor: Tensor
+    is_divisor: bool = False
+
+    def value(self, pattern: Pattern, place: str) -> Tensor:
+        """The tensor that others are multiplied by.
+
+        With 1 where a row or column has no entries: infinity times the sum of nothing, or times its
+        gradient, would be NaN.
+
+        Args:
+            pattern: whose rows and columns.
+            place: ``"row"``, ``"col"`` or ``"entry"``, of which it is a factor.
+        """
+        tensor = self.tensor
+        if place == "row" or (place == "col" and torch.is_grad_enabled()):
+            empty = pattern.empty_rows if place == "row" else pattern.empty_columns
+            if empty.numel() > 0:
+                tensor = tensor.index_fill(0, empty, 1.0)
+        return tensor.reciprocal() if self.is_divisor else tensor
+
+
+@dataclass
+class Monomial:
+    """A product of dot products and of factors.
+
+    Attributes:
+        scale: a number.
+        dots: dot products.
+        rows, cols, entries: factors of each.
+    """
+
+    scale: float = 1.0
+    dots: list[Dot] = field(default_factory=list)
+    rows: list[Factor] = field(default_factory=list)
+    cols: list[Factor] = field(default_factory=list)
+    entries: list[Factor] = field(default_factory=list)
+
+    def times(self, other: Monomial) -> Monomial:
+        """The product of both."""
+        return Monomial(
+            self.scale * other.scale,
+            self.dots + other.dots,
+            self.rows + other.rows,
+            self.cols + other.cols,
+            self.entries + other.entries,
+        )
+
+    def inverse(self) -> Monomial | None:
+        """1 over it; ``None`` with a dot product or of 0."""
+        if self.dots or self.scale == 0:
+            return None
+        inverted = [
+            [Factor(t, not is_divisor) for t, is_divisor in found]
+            for found in (self.rows, self.cols, self.entries)
+        ]
+        return Monomial(1 / self.scale, [], *inverted)
+
+
+def dot_products(score: Expression) -> Monomial | None:
+    """Scaled dot products, which only rows and columns may scale otherwise."""
+    made = monomial(score)
+    return made if made is not None and len(made.dots) == 1 and not made.entries else None
+
+
+def monomial(values: Expression) -> Monomial | None:
+    """The expression as a product; ``None`` if it is none."""
+    values = bare(values)
+    if isinstance(values, Entries):
+        return Monomial() if values.is_ones else Monomial(entries=[Factor(values.tensors[0])])
+    if isinstance(values, Ends):
+        factors = [Factor(values.tensors[0])]
+        return Monomial(rows=factors) if values.is_row else Monomial(cols=factors)
+    if isinstance(values, Dot):
+        return Monomial(dots=[values])
+    if not isinstance(values, Map) or values.kwargs:
+        return None
+    if values.function is operator.neg:
+        made = monomial(values.arguments[0])
+        return None if made is None else made.times(Monomial(-1.0))
+    if values.function not in (operator.mul, operator.truediv):
+        return None
+    both = [monomial(a) if isinstance(a, Expression) else Monomial(float(a)) for a in values.args]
+    first, second = both
+    if second is not None and values.function is operator.truediv:
+        second = second.inverse()
+    return None if first is None or second is None else first.times(second)
+
+
+@dataclass
+class Additive:
+    """A vector times the LeakyReLU of a sum of rows and columns of features.
+
+    Attributes:
+        slope: of the LeakyReLU.
+        rows: ``[n, channels]`` or ``[n, channels, heads]``.
+        cols: ``[m, channels]`` or ``[m, channels, heads]``.
+        vector: ``[channels]`` or ``[channels, heads]``.
+    """
+
+    slope: float
+    rows: Tensor
+    cols: Tensor
+    vector: Tensor
+
+
+def additive(score: Expression) -> Additive | None:
+    """The scores of GATv2; ``None`` if the expression is something else."""
+    score = bare(score)
+    if not isinstance(score, Contraction):
+        return None
+    inner = bare(score.arguments[0])
+    if not isinstance(inner, Map) or inner.function is not F.leaky_relu:
+        return None
+    slope, both = slope_of(inner), bare(inner.arguments[0])
+    if not isinstance(both, Map) or both.function is not operator.add or len(both.arguments) != 2:
+        return None
+    ends = [bare(a) for a in both.arguments]
+    if not all(isinstance(e, Ends) for e in ends) or len({e.is_row for e in ends}) < 2:
+        return None
+    rows, cols = (next(e.tensors[0] for e in ends if e.is_row is side) for side in (True, False))
+    return Additive(slope, rows, cols, score.vector) if rows.shape[1:] == cols.shape[1:] else None
+
+
+@dataclass
+class SumOfEnds:
+    """A LeakyReLU of a sum of terms of rows, columns and entries, each with a sign.
+
+    Attributes:
+        slope: of the LeakyReLU; 1 for none.
+        rows, cols, entries: the terms.
+    """
+
+    slope: float
+    rows: list[tuple[float, Tensor]] = field(default_factory=list)
+    cols: list[tuple[float, Tensor]] = field(default_factory=list)
+    entries: list[tuple[float, Tensor]] = field(default_factory=list)
+
+
+def sum_of_ends(score: Expression) -> SumOfEnds | None:
+    score = bare(score)
+    slope = 1.0
+    if isinstance(score, Map) and score.function is F.leaky_relu:
+        slope = slope_of(score)
+        score = score.arguments[0]
+    found = SumOfEnds(slope)
+    return found if _add_terms(score, 1.0, found) and (found.rows or found.cols) else None
+
+
+def slope_of(made: Map) -> float:
+    given = made.args[1] if len(made.args) > 1 else made.kwargs.get("negative_slope", 0.01)
+    return float(given)
+
+
+def _add_terms(values: Expression, sign: float, found: SumOfEnds) -> bool:
+    values = bare(values)
+    if isinstance(values, Ends):
+        (found.rows if values.is_row else found.cols).append((sign, values.tensors[0]))
+        return True
+    if isinstance(values, Entries):
+        found.entries.append((sign, values.tensors[0]))
+        return True
+    if not isinstance(values, Map) or values.kwargs or len(values.arguments) != len(values.args):
+        return False
+    if values.function is operator.neg:
+        return _add_terms(values.arguments[0], -sign, found)
+    if values.function not in (operator.add, operator.sub):
+        return False
+    first, second = values.arguments
+    second_sign = sign if values.function is operator.add else -sign
+    return _add_terms(first, sign, found) and _add_terms(second, second_sign, found)
+
+
+def bare(values: Expression) -> Expression:
+    """Without factors of ones, and columns of one head beside several."""
+    while isinstance(values, Map):
+        if values.function is torch.unsqueeze:
+            values = values.arguments[0]
+            continue
+        if values.function is not operator.mul or len(values.arguments) < 2:
+            break
+        first, second = map(_line, values.arguments)
+        if isinstance(first, Entries) and first.is_ones:
+            values = second
+        elif isinstance(second, Entries) and second.is_ones:
+            values = first
+        else:
+            break
+    return values
+
+
+def _line(values: Expression) -> Expression:
+    is_line = isinstance(values, Map) and values.function is torch.unsqueeze
+    return values.arguments[0] if is_line else values
+
+
+def heads_of(x: Tensor) -> int:
+    """The number of heads of features ``[m]``, ``[m, k]`` or ``[m, k, heads]``."""
+    return x.shape[2] if x.dim() == 3 else 1
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """Features as operators take them, ``[m, heads, k]``."""
+    if x.dim() == 3:
+        return x.transpose(1, 2)
+    return x.unsqueeze(1) if x.dim() == 2 else x.view(-1, 1, 1)
+
+
+def ends_of(dot: Dot) -> tuple[Tensor, Tensor]:
+    """Queries ``[n, heads, k]`` and keys ``[m, heads, k]``."""
+    x1, x2 = dot.tensors
+    if x1.dim() == 3:
+        return x1.transpose(1, 2), x2.permute(1, 2, 0)
+    return x1.unsqueeze(1), x2.transpose(0, 1).unsqueeze(1)
+
+
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """True if both are views of one tensor, of the same numbers and with a common gradient."""
+    if a.shape != b.shape or a.stride() != b.stride() or a.data_ptr() != b.data_ptr():
+        return False
+    (first, of_first), (second, of_second) = _viewed(a), _viewed(b)
+    return not torch.is_grad_enabled() or (first is second and of_first == of_second)
+
+
+_VIEWS = ("PermuteBackward0", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0")
+
+
+def _viewed(x: Tensor) -> tuple[object, int]:
+    """The step of autograd, with the number of its output, of which a tensor is a view."""
+    step, number = x.grad_fn, x.output_nr
+    while step is not None and step.name() in _VIEWS:
+        step, number = step.next_functions[0]
+    return (x if step is None and x.requires_grad else step), number
