@@ -24,7 +24,6 @@ from fastgraph.sparse import products
 from fastgraph.sparse.expression import Dropout, Expression, Softmax, may_defer
 from fastgraph.sparse.matching import (
     Additive,
-    Factor,
     Monomial,
     SumOfEnds,
     additive,
@@ -35,6 +34,7 @@ from fastgraph.sparse.matching import (
     heads_of,
     is_same,
     monomial,
+    scaled,
     sum_of_ends,
 )
 from fastgraph.sparse.pattern import Pattern
@@ -152,7 +152,13 @@ def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     """The operator that computes a reduction, or why separate ones do."""
     if reduce not in SUMS:
         return "products of the values of rows"
-    reason = _separate(values) or _no_program(values)
+    reason = _separate(values)
+    if reason is not None:
+        return reason
+    made = monomial(values)
+    if made is not None and len(made.dots) <= 1 and reduce in ("sum", "smean"):
+        return _sum_of_products(made, values, dim, SUMS[reduce])
+    reason = _no_program(values)
     if reason is not None:
         return reason
     try:
@@ -232,8 +238,8 @@ def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
         return ops.attention(
-            _scaled(query, dots.rows, pattern, "row"),
-            _scaled(key, dots.cols, pattern, "col"),
+            scaled(query, dots.rows, pattern, "row"),
+            scaled(key, dots.cols, pattern, "col"),
             x,
             index,
             ptr=ptr,
@@ -310,20 +316,56 @@ def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
-        weights = [t.value(pattern, "entry") for t in made.entries]
-        weight = functools.reduce(operator.mul, weights) if weights else None
+        weight = _product_of([t.value(pattern, "entry") for t in made.entries])
         out = ops.spmm(
-            _scaled(x, made.cols, pattern, "col"),
+            scaled(x, made.cols, pattern, "col"),
             index,
             weight,
             ptr=ptr,
             num_out=n,
             transpose=transpose,
         )
-        out = _scaled(out, made.rows, pattern, "row")
+        out = scaled(out, made.rows, pattern, "row")
         return out if made.scale == 1 else out * made.scale
 
     return Plan("spmm", run)
+
+
+def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) -> Plan:
+    """Of products of one dot product: the sum of neighbours is multiplied with the row."""
+    pattern, heads = values.pattern, values.shape[1:].numel()
+    own, other = ("row", "col") if dim == 1 else ("col", "row")
+    factors = {"row": made.rows, "col": made.cols}
+    num_out, num_in = pattern.shape if dim == 1 else pattern.shape[::-1]
+
+    def run() -> Tensor:
+        index, ptr, transpose, _, _ = pattern.edges
+        if made.dots:
+            ends = ends_of(made.dots[0])
+            query, key = ends if dim == 1 else ends[::-1]
+        else:
+            query = key = torch.ones(num_in, heads, 1, dtype=values.dtype, device=values.device)
+        weight = _product_of([t.value(pattern, "entry") for t in made.entries])
+        out = ops.spmm(
+            scaled(key, factors[other], pattern, other),
+            index,
+            weight,
+            ptr=ptr,
+            num_out=num_out,
+            reduce=reduce,
+            transpose=transpose if dim == 1 else not transpose,
+        )
+        out = (query * out).sum(-1, keepdim=True) if made.dots else out
+        out = scaled(out, factors[own], pattern, own)
+        return out if made.scale == 1 else out * made.scale
+
+    return Plan("spmm", run)
+
+
+def _product_of(tensors: list[Tensor]) -> Tensor | None:
+    wide = max((t.dim() for t in tensors), default=0)
+    given = [t.unsqueeze(1) if t.dim() < wide else t for t in tensors]
+    return functools.reduce(operator.mul, given) if given else None
 
 
 def _no_program(values: Expression) -> str | None:
@@ -350,9 +392,3 @@ def _program(score: Expression, x: Tensor, *, is_softmax: bool) -> Plan | str:
 
 def _too_small(message: Message, values: Expression, width: int) -> str | None:
     return None
-
-
-def _scaled(x: Tensor, factors: list[Factor], pattern: Pattern, place: str) -> Tensor:
-    for factor in factors:
-        x = x * factor.value(pattern, place).reshape(x.shape[0], -1, 1)
-    return x

@@ -237,6 +237,13 @@ def ends_of(dot: Dot) -> tuple[Tensor, Tensor]:
     return x1.unsqueeze(1), x2.transpose(0, 1).unsqueeze(1)
 
 
+def scaled(x: Tensor, factors: list[Factor], pattern: Pattern, place: str) -> Tensor:
+    """Features ``[n, heads, k]`` times factors of rows, or of columns; see :meth:`Factor.value`."""
+    for factor in factors:
+        x = x * factor.value(pattern, place).reshape(x.shape[0], -1, 1)
+    return x
+
+
 def is_same(a: Tensor, b: Tensor) -> bool:
     """True if both are views of one tensor, of the same numbers and with a common gradient."""
     if a.shape != b.shape or a.stride() != b.stride() or a.data_ptr() != b.data_ptr():

@@ -14,7 +14,7 @@ from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.program import Program
 from fastgraph.sparse.expression import Contraction, Dot, Expression, Map
-from fastgraph.sparse.matching import Monomial, bare, ends_of, is_same, monomial
+from fastgraph.sparse.matching import Factor, Monomial, bare, ends_of, is_same, monomial, scaled
 from fastgraph.sparse.pattern import Pattern
 
 Tree = tuple[Any, ...]
@@ -96,20 +96,25 @@ class Message:
         return self._step("rule", *_rule(values, given))
 
     def _product(self, made: Monomial) -> Tree:
-        factors = [self._dot(dot) for dot in made.dots]
-        for kind, tensors in (("row", made.rows), ("col", made.cols), ("entry", made.entries)):
+        # A gradient of a factor of rows costs less at its row than along entries.
+        is_at_rows = bool(made.dots) and any(f.tensor.requires_grad for f in made.rows)
+        scaling = made.rows if is_at_rows else []
+        factors = [self._dot(dot, scaling if k == 0 else []) for k, dot in enumerate(made.dots)]
+        left = [] if is_at_rows else made.rows
+        for kind, tensors in (("row", left), ("col", made.cols), ("entry", made.entries)):
             factors += [self.operand(kind, t.value(self.pattern, kind)) for t in tensors]
         if made.scale != 1 or not factors:
             factors.append(("number", made.scale))
         return functools.reduce(lambda a, b: self._step("apply", "mul", a, b), factors)
 
-    def _dot(self, dot: Dot) -> Tree:
+    def _dot(self, dot: Dot, scaling: list[Factor]) -> Tree:
         self.num_dots += 1
         if self.num_dots > _MOST_DOTS:
             raise Refused(f"more than {_MOST_DOTS} dot products")
         query, key = ends_of(dot)
         if query.numel() == 0:
             raise Refused("dot products of no channels")
+        query = scaled(query, scaling, self.pattern, "row")
         both = self.operand("row", query), self.operand("col", key)
         return self._step("dot", *both, query.shape[1])
 
@@ -124,12 +129,17 @@ class Message:
         return self._run((reduction, width, self.tree))
 
     def product(self, x: Tensor, *, is_softmax: bool) -> Tensor:
-        """The sum of features ``[m, heads, k]``, weighed by the values or by their softmax."""
+        """The sum of features ``[m, heads, k]``, weighed by the values or by their softmax.
+
+        Returns:
+            ``[n, heads, k]``.
+        """
         value, heads = self.operand("col", x), x.shape[1]
         if is_softmax:
-            return self._run(("softmax", heads, self.tree, value))
-        weighed = ("apply", "mul", self.tree, value)
-        return self._run(("sum", x[0].numel(), weighed))
+            out = self._run(("softmax", heads, self.tree, value))
+        else:
+            out = self._run(("sum", x[0].numel(), ("apply", "mul", self.tree, value)))
+        return out.view(-1, *x.shape[1:])
 
     def _run(self, output: Tree) -> Tensor:
         index, ptr, transpose, _, _ = self.pattern.edges
