@@ -49,9 +49,17 @@ _FEWEST_OF_PROGRAM = 2**22
 """Entries times channels from which on an edge program was faster than two operators."""
 
 _FEWEST_OF_ROW = 16
-"""The same for the mean number of entries in a row or column whose factor has a gradient, with one
-head: of 6.4 in WordNet separate operators took 0.96 times as long, of 88 in Tolokers 1.08 to 1.17
-times. With eight heads they took longer on both."""
+"""The mean number of entries in a row from which on programs of one head were: of 6.4 in WordNet
+they took 0.9 to 1.4 times as long, of 10 in Debian up to 1.2 times, of 88 in Tolokers 0.6 to 0.9
+times. Separate operators on eight heads, which stand last and are copied, took longer everywhere."""
+
+_WIDE = 64
+"""Channels from which on products of dot products alone were faster on these, with gradients."""
+
+_MOST_SCALED, _MOST_SCALED_TRAINING = 8, 12
+"""Numbers of nodes that are scaled, or multiplied, for each entry of one head, with which this was
+faster than to do it with values of entries: 10 in WordNet with 64 channels took 0.97 to 1.39 times
+as long, and with gradients 0.95 to 1.1 times; 20 up to 1.7 times."""
 
 
 @dataclass(frozen=True)
@@ -158,17 +166,12 @@ def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     made = monomial(values)
     if made is not None and len(made.dots) <= 1 and reduce in ("sum", "smean"):
         return _sum_of_products(made, values, dim, SUMS[reduce])
-    reason = _no_program(values)
-    if reason is not None:
-        return reason
-    try:
-        message = Message(values, is_by_row=dim == 1)
-    except Refused as refused:
-        return str(refused)
-    reason = _too_small(message, values, 1)
-    if reason is not None:
-        return reason
-    run = functools.partial(message.reduced, SUMS[reduce], values.shape[1:].numel())
+    heads = values.shape[1:].numel()
+    has_gradient = torch.is_grad_enabled() and values.requires_grad
+    message = _message(values, heads, heads, has_gradient, is_by_row=dim == 1)
+    if isinstance(message, str):
+        return message
+    run = functools.partial(message.reduced, SUMS[reduce], heads)
     return Plan("edge_program", run, is_program=True, kept=reduce in ("smax", "smin"))
 
 
@@ -234,6 +237,10 @@ def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, 
     if score.dtype in _HALVES and (dots.rows or dots.cols):
         return "dot products in half precision that rows or columns scale"
     pattern = score.pattern
+    has_gradient = torch.is_grad_enabled() and (score.requires_grad or x.requires_grad)
+    num_scaled = _num_scaled(dots, pattern) * key.shape[-1]
+    if has_gradient and heads_of(x) == 1 and num_scaled > _MOST_SCALED * pattern.nnz:
+        return _SCALED
 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
@@ -249,6 +256,15 @@ def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, 
         )[0]
 
     return Plan("attention", run, kept=2)
+
+
+_SCALED = "more features to scale than values, of one head"
+
+
+def _num_scaled(made: Monomial, pattern: Pattern) -> int:
+    """The number of rows and columns whose features factors scale."""
+    n, m = pattern.shape
+    return n * len(made.rows) + m * len(made.cols)
 
 
 def _gat(ends: SumOfEnds, score: Expression, x: Tensor, options: dict[str, Any]) -> Plan | str:
@@ -312,7 +328,9 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
 def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
     """Of scaled features, so that nobody stores what scales entries, as in graph convolutions."""
     pattern = body.pattern
-    n, m = pattern.shape
+    num_scaled = _num_scaled(made, pattern) * x[0].numel()
+    if heads_of(x) == 1 and num_scaled > _MOST_SCALED * pattern.nnz:
+        return _SCALED
 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
@@ -322,7 +340,7 @@ def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
             index,
             weight,
             ptr=ptr,
-            num_out=n,
+            num_out=pattern.shape[0],
             transpose=transpose,
         )
         out = scaled(out, made.rows, pattern, "row")
@@ -331,12 +349,18 @@ def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
     return Plan("spmm", run)
 
 
-def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) -> Plan:
+def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) -> Plan | str:
     """Of products of one dot product: the sum of neighbours is multiplied with the row."""
     pattern, heads = values.pattern, values.shape[1:].numel()
     own, other = ("row", "col") if dim == 1 else ("col", "row")
     factors = {"row": made.rows, "col": made.cols}
     num_out, num_in = pattern.shape if dim == 1 else pattern.shape[::-1]
+    if made.dots and heads == 1:
+        width = made.dots[0].tensors[0].shape[1]
+        num_scaled = (num_out + num_in * len(factors[other])) * width
+        has_gradient = torch.is_grad_enabled() and values.requires_grad
+        if num_scaled > (_MOST_SCALED_TRAINING if has_gradient else _MOST_SCALED) * pattern.nnz:
+            return _SCALED
 
     def run() -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
@@ -368,27 +392,50 @@ def _product_of(tensors: list[Tensor]) -> Tensor | None:
     return functools.reduce(operator.mul, given) if given else None
 
 
-def _no_program(values: Expression) -> str | None:
-    return None if values.device.type == "cpu" else "an edge program that was measured on CPUs only"
-
-
 def _program(score: Expression, x: Tensor, *, is_softmax: bool) -> Plan | str:
-    reason = _no_program(score)
-    if reason is not None:
-        return reason
-    heads = heads_of(x)
-    if score.shape[1:].numel() not in (1, heads):
+    if score.shape[1:].numel() not in (1, heads_of(x)):
         return "scores of another number of heads"
-    try:
-        message = Message(score)
-    except Refused as refused:
-        return str(refused)
-    reason = _too_small(message, score, x[0].numel())
-    if reason is not None:
-        return reason
+    has_gradient = torch.is_grad_enabled() and (score.requires_grad or x.requires_grad)
+    message = _message(score, x[0].numel(), heads_of(x), has_gradient, is_softmax=is_softmax)
+    if isinstance(message, str):
+        return message
     run = functools.partial(message.product, is_softmax=is_softmax)
     return Plan("edge_program", run, is_program=True, kept=2 * is_softmax)
 
 
-def _too_small(message: Message, values: Expression, width: int) -> str | None:
-    return None
+def _message(
+    values: Expression,
+    width: int,
+    heads: int,
+    has_gradient: bool,
+    *,
+    is_by_row: bool = True,
+    is_softmax: bool = False,
+) -> Message | str:
+    """The values as those of a program, where it gains."""
+    if values.device.type != "cpu":
+        return "an edge program that was measured on CPUs only"
+    pattern = values.pattern
+    made = None if is_softmax else monomial(values)
+    is_product = made is not None and len(made.dots) == 1
+    try:
+        message = Message(values, is_by_row=is_by_row)
+    except Refused as refused:
+        return str(refused)
+    if pattern.nnz * max(width, message.width) < _FEWEST_OF_PROGRAM:
+        return "too few entries for an edge program to gain"
+    if heads > 1:
+        return message
+    is_small = pattern.nnz < _FEWEST_OF_ROW * max(pattern.shape)
+    if made is not None and is_product and width > 1:
+        is_scaled = bool(made.rows or made.cols or made.entries)
+        if has_gradient and is_small and (is_scaled or width < _WIDE):
+            return "rows of few entries of one head, with gradients"
+        return message
+    if has_gradient:
+        return "gradients of values of one head that are no dot products"
+    if is_small or (width == 1 and message.num_dots == 0):
+        return "rows of few entries, of one head"
+    if is_softmax and message.has_entries:
+        return "a softmax of given values of entries, of one head"
+    return message
