@@ -71,12 +71,14 @@ class Plan:
         run: computes it: of features ``[m, heads, k]``, as ``[n, heads, k]``, or the reduction.
         is_program: true if it is an edge program.
         kept: how many numbers of each row and head it stores for gradients.
+        of_kept: of what these are.
     """
 
     operator: str
     run: Callable[..., Tensor]
     is_program: bool = False
     kept: int = 0
+    of_kept: str = "the softmax of each row"
 
 
 def product(values: Expression, x: Tensor) -> Tensor:
@@ -164,7 +166,8 @@ def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     if reason is not None:
         return reason
     made = monomial(values)
-    if made is not None and len(made.dots) <= 1 and reduce in ("sum", "smean"):
+    is_sum = reduce in ("sum", "smean")
+    if is_sum and made is not None and _is_sum_of_products(made, values):
         return _sum_of_products(made, values, dim, SUMS[reduce])
     heads = values.shape[1:].numel()
     has_gradient = torch.is_grad_enabled() and values.requires_grad
@@ -172,7 +175,9 @@ def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     if isinstance(message, str):
         return message
     run = functools.partial(message.reduced, SUMS[reduce], heads)
-    return Plan("edge_program", run, is_program=True, kept=reduce in ("smax", "smin"))
+    if reduce in ("smax", "smin"):
+        return Plan("edge_program", run, True, 2, "the extremum of each row and its ties")
+    return Plan("edge_program", run, True, 0, "each row")
 
 
 def _separate(values: Expression, *tensors: Tensor) -> str | None:
@@ -343,10 +348,14 @@ def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
             num_out=pattern.shape[0],
             transpose=transpose,
         )
-        out = scaled(out, made.rows, pattern, "row")
+        out = scaled(out, made.rows, pattern, "row", is_after=True)
         return out if made.scale == 1 else out * made.scale
 
-    return Plan("spmm", run)
+    return Plan("spmm", run, of_kept="each row")
+
+
+def _is_sum_of_products(made: Monomial, values: Expression) -> bool:
+    return len(made.dots) <= 1 and all(d.shape == values.shape for d in made.dots)
 
 
 def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) -> Plan | str:
@@ -380,10 +389,11 @@ def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) 
             transpose=transpose if dim == 1 else not transpose,
         )
         out = (query * out).sum(-1, keepdim=True) if made.dots else out
-        out = scaled(out, factors[own], pattern, own)
+        out = scaled(out, factors[own], pattern, own, is_after=True)
         return out if made.scale == 1 else out * made.scale
 
-    return Plan("spmm", run)
+    width = made.dots[0].tensors[0].shape[1] if made.dots else 1
+    return Plan("spmm", run, kept=width, of_kept="the sum of features for each row")
 
 
 def _product_of(tensors: list[Tensor]) -> Tensor | None:
@@ -400,7 +410,7 @@ def _program(score: Expression, x: Tensor, *, is_softmax: bool) -> Plan | str:
     if isinstance(message, str):
         return message
     run = functools.partial(message.product, is_softmax=is_softmax)
-    return Plan("edge_program", run, is_program=True, kept=2 * is_softmax)
+    return Plan("edge_program", run, is_program=True, kept=2 if is_softmax else 0)
 
 
 def _message(
@@ -417,25 +427,31 @@ def _message(
         return "an edge program that was measured on CPUs only"
     pattern = values.pattern
     made = None if is_softmax else monomial(values)
-    is_product = made is not None and len(made.dots) == 1
     try:
         message = Message(values, is_by_row=is_by_row)
     except Refused as refused:
         return str(refused)
     if pattern.nnz * max(width, message.width) < _FEWEST_OF_PROGRAM:
         return "too few entries for an edge program to gain"
-    if heads > 1:
-        return message
+    reason = _slower_of_one_head(message, made, width, has_gradient, is_softmax=is_softmax)
+    return message if heads > 1 or reason is None else reason
+
+
+def _slower_of_one_head(
+    message: Message, made: Monomial | None, width: int, has_gradient: bool, *, is_softmax: bool
+) -> str | None:
+    """Why separate operators on one head are faster, as they were measured to be."""
+    pattern = message.pattern
     is_small = pattern.nnz < _FEWEST_OF_ROW * max(pattern.shape)
-    if made is not None and is_product and width > 1:
+    if made is not None and len(made.dots) == 1 and width > 1:
         is_scaled = bool(made.rows or made.cols or made.entries)
         if has_gradient and is_small and (is_scaled or width < _WIDE):
             return "rows of few entries of one head, with gradients"
-        return message
+        return None
     if has_gradient:
         return "gradients of values of one head that are no dot products"
     if is_small or (width == 1 and message.num_dots == 0):
         return "rows of few entries, of one head"
     if is_softmax and message.has_entries:
         return "a softmax of given values of entries, of one head"
-    return message
+    return None

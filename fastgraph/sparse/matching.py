@@ -25,7 +25,7 @@ class Factor(NamedTuple):
     tensor: Tensor
     is_divisor: bool = False
 
-    def value(self, pattern: Pattern, place: str) -> Tensor:
+    def value(self, pattern: Pattern, place: str, *, is_after: bool = False) -> Tensor:
         """The tensor that others are multiplied by.
 
         With 1 where a row or column has no entries: infinity times the sum of nothing, or times its
@@ -34,9 +34,10 @@ class Factor(NamedTuple):
         Args:
             pattern: whose rows and columns.
             place: ``"row"``, ``"col"`` or ``"entry"``, of which it is a factor.
+            is_after: it multiplies sums.
         """
         tensor = self.tensor
-        if place == "row" or (place == "col" and torch.is_grad_enabled()):
+        if place != "entry" and (is_after or torch.is_grad_enabled()):
             empty = pattern.empty_rows if place == "row" else pattern.empty_columns
             if empty.numel() > 0:
                 tensor = tensor.index_fill(0, empty, 1.0)
@@ -237,10 +238,12 @@ def ends_of(dot: Dot) -> tuple[Tensor, Tensor]:
     return x1.unsqueeze(1), x2.transpose(0, 1).unsqueeze(1)
 
 
-def scaled(x: Tensor, factors: list[Factor], pattern: Pattern, place: str) -> Tensor:
+def scaled(
+    x: Tensor, factors: list[Factor], pattern: Pattern, place: str, *, is_after: bool = False
+) -> Tensor:
     """Features ``[n, heads, k]`` times factors of rows, or of columns; see :meth:`Factor.value`."""
     for factor in factors:
-        x = x * factor.value(pattern, place).reshape(x.shape[0], -1, 1)
+        x = x * factor.value(pattern, place, is_after=is_after).reshape(x.shape[0], -1, 1)
     return x
 
 

@@ -94,7 +94,7 @@ class Message:
         if product is not None:
             return self._product(product)
         if isinstance(values, Contraction):
-            vector = values.vector if values.vector.dim() == 1 else values.vector.transpose(0, 1)
+            vector = _flat(values.vector.unsqueeze(0)).squeeze(0)
             channels = self._read(values.arguments[0])
             heads = values.shape[1:].numel()
             return self._step("dot", channels, self.operand("parameter", vector), heads)
@@ -108,11 +108,13 @@ class Message:
     def _product(self, made: Monomial) -> Tree:
         # A gradient of a factor of rows costs less at its row than along entries.
         is_at_rows = bool(made.dots) and any(f.tensor.requires_grad for f in made.rows)
+        heads = made.dots[0].shape[1:].numel() if is_at_rows else 1
+        is_at_rows = is_at_rows and all(f.tensor[0].numel() in (1, heads) for f in made.rows)
         scaling = made.rows if is_at_rows else []
         factors = [self._dot(dot, scaling if k == 0 else []) for k, dot in enumerate(made.dots)]
         left = [] if is_at_rows else made.rows
         for kind, tensors in (("row", left), ("col", made.cols), ("entry", made.entries)):
-            factors += [self.operand(kind, t.value(self.pattern, kind)) for t in tensors]
+            factors += [self.operand(kind, _flat(t.value(self.pattern, kind))) for t in tensors]
         if made.scale != 1 or not factors:
             factors.append(("number", made.scale))
         return functools.reduce(lambda a, b: self._step("apply", "mul", a, b), factors)
@@ -168,6 +170,11 @@ class Message:
             transpose=transpose if self._is_by_row else not transpose,
         )[:1]
         return out
+
+
+def _flat(of_nodes: Tensor) -> Tensor:
+    """Channels ``[n, channels, heads]`` in the order of programs; all else as it is."""
+    return of_nodes.transpose(1, 2) if of_nodes.dim() == 3 else of_nodes
 
 
 def _as_tree(given: Any) -> Tree:
