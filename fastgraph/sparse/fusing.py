@@ -227,8 +227,8 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
         found = "a softmax of scores that no operator knows"
     if isinstance(found, Plan):
         return found
-    if dropout is not None:
-        return f"{found}, and dropout"
+    if dropout is not None or found == _SCALED:
+        return found
     return _program(score, x, is_softmax=True)
 
 
@@ -444,7 +444,7 @@ def _slower_of_one_head(
     pattern = message.pattern
     is_small = pattern.nnz < _FEWEST_OF_ROW * max(pattern.shape)
     if made is not None and len(made.dots) == 1 and width > 1:
-        is_scaled = bool(made.rows or made.cols or made.entries)
+        is_scaled = any(factor.tensor.requires_grad for factor in made.rows + made.cols)
         if has_gradient and is_small and (is_scaled or width < _WIDE):
             return "rows of few entries of one head, with gradients"
         return None

@@ -20,6 +20,12 @@ NAMES = [n for n in PLACES if n != "none"]
 Form = Callable[[SparseMatrix, list[Tensor]], SparseMatrix]
 
 
+@pytest.fixture(autouse=True)
+def _however_few_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusing, "_WIDE", 0)
+    monkeypatch.setattr(fusing, "_MOST_SCALED", torch.inf)
+
+
 def randn(*size: int, seed: int = 5) -> Tensor:
     return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -55,7 +61,13 @@ def broadcasts(a: SparseMatrix, t: list[Tensor]) -> SparseMatrix:
     return fgs.sp_add_v(fgs.sp_add_v(a, t[2].unsqueeze(1)), t[3].unsqueeze(0)).softmax()
 
 
+def gatv2(a: SparseMatrix, t: list[Tensor]) -> SparseMatrix:
+    vector = t[1][0]
+    return (a * (F.leaky_relu(fgs.rows(t[0]) + fgs.cols(t[4]), 0.2) @ vector)).softmax()
+
+
 OPERATORS: dict[Form, str] = {
+    gatv2: "gatv2",
     attention: "attention",
     virtual_attention: "attention",
     cosine: "attention",
@@ -72,6 +84,12 @@ def scores(form: Form, t: list[Tensor], heads: int | None) -> Tensor:
         if form is gat:
             return F.leaky_relu(rows + cols, 0.2)
         return rows - cols if form is differences else 1 + rows + cols
+    if form is gatv2:
+        return torch.einsum(
+            "nmk...,k...->nm...",
+            F.leaky_relu(t[0].unsqueeze(1) + t[4].unsqueeze(0), 0.2),
+            t[1][0],
+        )
     dots = torch.einsum("nk...,mk...->nm...", t[0], t[1])
     if form is cosine:
         return -dots / (t[2].exp().unsqueeze(1) * t[3].exp().unsqueeze(0))
@@ -266,9 +284,19 @@ def test_factors_of_few_entries_are_separate_with_gradients(
         with recording() as status:
             outs = [product @ t[4] for product in products]
         (reason,) = status.row("sparse").reasons
-        assert "factors of rows or columns" in reason
+        assert "few entries of one head" in reason
         assert status.row("sparse").programs == 1
         torch.testing.assert_close(*outs)
+
+
+def test_more_features_to_scale_than_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusing, "_MOST_SCALED", 0)
+    a = ones("square")
+    t = operands(a.shape, None)
+    for lazy in (cosine(a, t), a * (fgs.rows(t[2]) * fgs.cols(t[3]))):
+        assert "more features to scale than values" in fgs.explain(lazy, t[4])
+    with torch.no_grad():
+        assert "by attention" in fgs.explain(cosine(a, t), t[4].detach())
 
 
 def test_values_of_entries_are_added_to_scores() -> None:
@@ -287,13 +315,71 @@ def test_values_of_entries_are_added_to_scores() -> None:
     )
 
 
-REASONS: list[tuple[str, Callable[[SparseMatrix, list[Tensor]], SparseMatrix]]] = [
-    ("neither dot", lambda a, t: (attention(a, t) * 2).softmax()),
-    ("neither dot", lambda a, t: (a * torch.exp(fgs.rows(t[2]) + fgs.cols(t[3]))).softmax()),
-    ("no product of one", lambda a, t: attention(a, t) * 2),
-    ("no product of one", lambda a, t: a * (fgs.rows(t[2]) * fgs.cols(t[3]))),
+@pytest.mark.parametrize("name", ["distinct", "square", "wide", "tall"])
+@pytest.mark.parametrize("has_values", [False, True])
+def test_products_with_diagonal_matrices(name: str, has_values: bool) -> None:
+    shape, where = PLACES[name]
+    pattern_ = fgs.spmatrix(where.unique(dim=1), shape=shape).pattern
+    val = torch.ones(pattern_.nnz, dtype=torch.float64)
+    a = SparseMatrix(pattern_, val, is_ones=True)
+    if has_values:
+        val = randn(a.nnz, seed=8).requires_grad_()
+        a = fgs.val_like(a, val)
+    n, m = shape
+    left, right, x = (randn(*s, seed=k).requires_grad_() for k, s in enumerate(((n,), (m,), (m, 3))))
+    with recording() as status:
+        lazy = fgs.diag(left) @ a @ fgs.diag(right)
+        assert lazy.pattern is a.pattern and isinstance(lazy.values, Expression)
+        assert "by spmm" in fgs.explain(lazy, x)
+        out = lazy @ x
+    assert status.row("sparse").routed == 1
+    expected = torch.diag(left) @ dense(pattern_, val) @ torch.diag(right) @ x
+    torch.testing.assert_close(out, expected)
+    wanted = [left, right, x, *([val] if has_values else [])]
+    both = [torch.autograd.grad(o.square().sum(), wanted) for o in (out, expected)]
+    torch.testing.assert_close(*both)
+    values = fgs.matmul(fgs.diag(left), a).val * 1
+    torch.testing.assert_close(values, (left[a.row] * val))
+
+
+def test_gatv2_with_dropout_and_as_tensors_of_entries() -> None:
+    a = ones("hub")
+    t = operands(a.shape, None)
+    e = F.leaky_relu(t[0][a.row] + t[4][a.col], 0.2) @ t[1][0]
+    lazy = fgs.val_like(a, e).softmax()
+    assert "by gatv2" in fgs.explain(lazy, t[4])
+    torch.testing.assert_close(lazy @ t[4], gatv2(a, t) @ t[4])
+    attended = gatv2(a, t)
+    dropped = fgs.val_like(attended, F.dropout(attended.val, 0.5))
+    assert "by gatv2" in fgs.explain(dropped, t[4])
+    out = dropped @ t[4]
+    separate = dropped.val.clone()
+    torch.testing.assert_close(out, fgs.val_like(a, separate) @ t[4])
+    assert (separate == 0).any()
+
+
+def test_wrong_vectors() -> None:
+    a = ones("square")
+    t = operands(a.shape, 2)
+    with pytest.raises(RuntimeError, match=r"shape \[3, 2\]"):
+        fgs.rows(t[0]) @ t[0][0].transpose(0, 1)
+    with pytest.raises(RuntimeError, match="dtype"):
+        fgs.rows(t[0]) @ t[0][0].float()
+    with pytest.raises(TypeError, match="vector for its channels"):
+        fgs.rows(randn(6)) @ randn(6)
+    with pytest.raises(RuntimeError, match="must be contracted"):
+        a * fgs.rows(t[0])
+    with pytest.raises(RuntimeError, match="as many channels"):
+        fgs.rows(t[0]) + fgs.cols(t[3])
+
+
+REASONS: list[tuple[str, Form]] = [
+    ("softmax within", lambda a, t: (attention(a, t) * 2).softmax()),
+    ("softmax within", lambda a, t: attention(a, t) * 2),
+    ("too few entries", lambda a, t: (a * torch.exp(fgs.rows(t[2]) + fgs.cols(t[3]))).softmax()),
+    ("too few entries", lambda a, t: a * (fgs.dense(t[0]) @ t[1].T)),
     (
-        "no product of one",
+        "too few entries",
         lambda a, t: a * ((fgs.dense(t[0]) @ t[1].T) * (fgs.dense(t[0]) @ t[1].T)),
     ),
 ]
@@ -317,7 +403,7 @@ def test_widths_that_the_operator_does_not_take() -> None:
     x = randn(a.shape[1], 5)
     with recording() as status:
         out = attention(a, t) @ x
-    assert list(status.row("sparse").reasons) == ["queries and features of different widths"]
+    assert "too few entries" in next(iter(status.row("sparse").reasons))
     expected = dense_product(scores(attention, t, None), dense(a.pattern, a.val), x)
     torch.testing.assert_close(out, expected)
 
