@@ -32,9 +32,10 @@ _WAYS = ("fused", "separate", "operator")
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graphs", default="cora,tolokers", show_default=True)
 @click.option("--channels", default="64", show_default=True, help="Of all heads together.")
+@click.option("--forms", default="", help="Comma-separated; default: all.")
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(graphs: str, channels: str, rounds: int, out: Path) -> None:
+def main(graphs: str, channels: str, forms: str, rounds: int, out: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
@@ -49,6 +50,8 @@ def main(graphs: str, channels: str, rounds: int, out: Path) -> None:
         for width in map(int, channels.split(",")):
             for heads in (1, _HEADS):
                 for form, ways in _forms(name, width, heads).items():
+                    if forms and form not in forms.split(","):
+                        continue
                     for training in (False, True):
                         found = milliseconds(ways, training, Effort(0.05, rounds, 20))
                         facts = {"graph": name, "channels": width, "heads": heads, "form": form}
@@ -85,6 +88,8 @@ def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable
     lengths = (torch.rand(n, *last) + 0.5).requires_grad_()
     qh, kh, xh = (torch.randn(n, heads, each, requires_grad=True) for _ in range(3))
     uh, vh = (torch.randn(n, heads, requires_grad=True) for _ in range(2))
+    vector = torch.randn(each, *last, requires_grad=True)
+    att = torch.randn(1, heads, each, requires_grad=True)
     scale = each**-0.5
     weight = ones if heads == 1 else ones.unsqueeze(1)
 
@@ -115,7 +120,46 @@ def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable
         dense, rows, cols = virtual
         return matrix * (dense(x) @ turned(x)) / (rows(lengths) * cols(lengths))
 
+    def gatv2() -> Any:
+        both = fgs.rows(q) + fgs.cols(x)
+        return (matrix * (F.leaky_relu(both, 0.2) @ vector)).softmax() @ x
+
+    def separate_gatv2() -> torch.Tensor:
+        both = pattern.by_row.gather(q) + pattern.by_column.gather(x)
+        return softmax_spmm((F.leaky_relu(both, 0.2) * vector).sum(1))
+
+    def scaled() -> Any:
+        return matrix * (fgs.rows(u) * fgs.cols(v)) @ x
+
+    def separate_scaled() -> torch.Tensor:
+        weights = pattern.by_row.gather(u) * pattern.by_column.gather(v)
+        return products.spmm(pattern, weights, x)
+
+    def similarities() -> Any:
+        return matrix * (fgs.dense(q) @ turned(x))
+
     return {
+        "gatv2": {
+            "fused": lambda: (gatv2(), (q, x, vector)),
+            "separate": lambda: (separate_gatv2(), (q, x, vector)),
+            "operator": lambda: (ops.gatv2(xh, qh, att, index, **edges)[0], (xh, qh, att)),
+        },
+        "gcn": {
+            "fused": lambda: (scaled(), (u, v, x)),
+            "separate": lambda: (separate_scaled(), (u, v, x)),
+        },
+        "row sums": {
+            "fused": lambda: (similarities().sum(1), (q, x)),
+            "separate": lambda: (pattern.by_row.reduce(dots(q, x), "sum"), (q, x)),
+        },
+        "column sums": {
+            "fused": lambda: (similarities().sum(0), (q, x)),
+            "separate": lambda: (pattern.by_column.reduce(dots(q, x), "sum"), (q, x)),
+        },
+        "row maxima": {
+            "fused": lambda: (similarities().smax(1), (q, x)),
+            "separate": lambda: (pattern.by_row.reduce(dots(q, x), "smax"), (q, x)),
+        },
         "attention": {
             "fused": lambda: (
                 (fgs.bsddmm(matrix, q, turned(k)) * scale).softmax() @ x,

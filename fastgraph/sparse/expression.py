@@ -286,7 +286,7 @@ class Entries(Leaf):
 
     def leaves(self, dtype: torch.dtype) -> bool:
         """True for ones of a dtype that is not wider."""
-        return self.is_ones and torch.promote_types(self.dtype, dtype) == dtype
+        return self.is_ones and leaves(self.dtype, dtype)
 
     def settled(self) -> Expression:
         """See :meth:`Expression.settled`; a tensor that was given is one already."""
@@ -300,6 +300,11 @@ class Entries(Leaf):
     def name(self) -> str:
         """As it is printed."""
         return "ones" if self.is_ones else "values"
+
+
+def leaves(ones: torch.dtype, others: torch.dtype) -> bool:
+    """True if a product with ones of a dtype leaves others as they are."""
+    return ones == others or torch.promote_types(ones, others) == others
 
 
 class Ends(Leaf):

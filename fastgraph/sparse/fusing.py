@@ -21,7 +21,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.routing.status import count_program, count_routed, count_separate
 from fastgraph.sparse import products
-from fastgraph.sparse.expression import Dropout, Expression, Softmax, may_defer
+from fastgraph.sparse.expression import Dot, Dropout, Expression, Softmax, may_defer
 from fastgraph.sparse.matching import (
     Additive,
     Monomial,
@@ -425,14 +425,14 @@ def _message(
     """The values as those of a program, where it gains."""
     if values.device.type != "cpu":
         return "an edge program that was measured on CPUs only"
-    pattern = values.pattern
+    widths = [m.tensors[0].shape[1] * heads for m in values.walk() if isinstance(m, Dot)]
+    if values.pattern.nnz * max(width, *widths, 1) < _FEWEST_OF_PROGRAM:
+        return "too few entries for an edge program to gain"
     made = None if is_softmax else monomial(values)
     try:
         message = Message(values, is_by_row=is_by_row)
     except Refused as refused:
         return str(refused)
-    if pattern.nnz * max(width, message.width) < _FEWEST_OF_PROGRAM:
-        return "too few entries for an edge program to gain"
     reason = _slower_of_one_head(message, made, width, has_gradient, is_softmax=is_softmax)
     return message if heads > 1 or reason is None else reason
 

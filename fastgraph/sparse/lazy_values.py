@@ -171,7 +171,9 @@ def lazy_values(expression: Expression) -> Tensor:
     if not expression.requires_grad:
         return LazyValues.of(expression)
     with torch.enable_grad():  # as values have a gradient wherever they are asked for
-        out: LazyValues = _Waiting.apply(expression, *_tensors(expression))  # type: ignore[no-untyped-call]
+        # Without what torch does before it for transforms, under which nothing waits.
+        apply = super(torch.autograd.Function, _Waiting).apply
+        out: LazyValues = apply(expression, *_tensors(expression))  # type: ignore[no-untyped-call]
     with torch._C.DisableTorchFunctionSubclass():
         out.node = out.grad_fn
     return out

@@ -66,11 +66,6 @@ class Message:
         self.tree = self._read(values)
 
     @property
-    def width(self) -> int:
-        """The largest number of channels of an operand."""
-        return max(tensor[0].numel() for _, tensor in self.operands.values())
-
-    @property
     def has_entries(self) -> bool:
         """True if values of entries were given."""
         return any(place == "edge" for place, _ in self.operands.values())

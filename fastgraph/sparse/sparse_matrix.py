@@ -17,6 +17,7 @@ from fastgraph.sparse.expression import (
     Entries,
     Expression,
     Softmax,
+    leaves,
     mapped,
     may_defer,
     may_wait,
@@ -365,7 +366,7 @@ class SparseMatrix:
         values: Expression | Tensor = self._values
         others = virtual.sampled(self._pattern)
         is_product = function is operator.mul
-        if is_product and self._is_ones and self.expression.leaves(others.dtype):
+        if is_product and self._is_ones and leaves(self.dtype, others.dtype):
             return self._like(others)
         if isinstance(values, Expression) and isinstance(others, Tensor):
             others = Entries(self._pattern, others)
@@ -418,7 +419,7 @@ class SparseMatrix:
             if is_square and diagonal.nnz > 0 and may_wait(scaled._pattern, 1, *given):
                 products.check_spspmm(self._pattern, self._values, other._pattern, other._values)
                 of_nodes = Ends(scaled._pattern, diagonal._val, is_row=is_row)
-                if scaled._is_ones and scaled.expression.leaves(of_nodes.dtype):
+                if scaled._is_ones and leaves(scaled.dtype, of_nodes.dtype):
                     return scaled._like(of_nodes)
                 made = mapped(operator.mul, of_nodes, scaled.expression)
                 if made is not None:

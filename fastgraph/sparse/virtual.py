@@ -365,13 +365,17 @@ def applied(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Expressi
         args: values, all of them expressions or none, and numbers.
         kwargs: others.
     """
-    is_known = any(isinstance(a, Expression) for a in args)
+    is_known = any([isinstance(a, Expression) for a in args])
     made = mapped(function, *args, **kwargs) if is_known else None
     if made is not None:
         return made
-    given = [a.value() if isinstance(a, Expression) else a for a in args]
-    wide = max((v.dim() for v in given if isinstance(v, Tensor)), default=0)
-    given = [v.unsqueeze(1) if isinstance(v, Tensor) and 0 < v.dim() < wide else v for v in given]
+    given = [a.value() if isinstance(a, Expression) else a for a in args] if is_known else args
+    dims = {v.dim() for v in given if isinstance(v, Tensor)} - {0}
+    if len(dims) > 1:
+        wide = max(dims)
+        given = [
+            v.unsqueeze(1) if isinstance(v, Tensor) and 0 < v.dim() < wide else v for v in given
+        ]
     out: Tensor = function(*given, **kwargs)
     return out
 
