@@ -428,9 +428,7 @@ class Contraction(Expression):
     def __init__(self, channels: Expression, vector: Tensor) -> None:
         channels = channels.settled()
         self.arguments = (channels, Parameter(channels.pattern, vector))
-        super().__init__(
-            channels.pattern, (channels.shape[0], *channels.shape[2:]), channels.dtype
-        )
+        super().__init__(channels.pattern, (channels.shape[0], *channels.shape[2:]), channels.dtype)
 
     @property
     def vector(self) -> Tensor:
