@@ -88,7 +88,7 @@ class Groups:
         it is an error if the index was edited in between.
         """
         if x.dim() > 2:
-            return self.gather(x.flatten(1)).unflatten(1, x.shape[1:])
+            return self.gather(x.flatten(1)).view(-1, *x.shape[1:])
         if x.requires_grad and torch.is_grad_enabled() and not self._is_sharded:
             return _gather(x, self)
         return x.index_select(0, self.index)

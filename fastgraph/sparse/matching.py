@@ -139,8 +139,8 @@ def additive(score: Expression) -> Additive | None:
     slope, both = slope_of(inner), bare(inner.arguments[0])
     if not isinstance(both, Map) or both.function is not operator.add or len(both.arguments) != 2:
         return None
-    ends = [bare(a) for a in both.arguments]
-    if not all(isinstance(e, Ends) for e in ends) or len({e.is_row for e in ends}) < 2:
+    ends = [e for a in both.arguments if isinstance(e := bare(a), Ends)]
+    if {e.is_row for e in ends} != {True, False}:
         return None
     rows, cols = (next(e.tensors[0] for e in ends if e.is_row is side) for side in (True, False))
     return Additive(slope, rows, cols, score.vector) if rows.shape[1:] == cols.shape[1:] else None
@@ -162,6 +162,7 @@ class SumOfEnds:
 
 
 def sum_of_ends(score: Expression) -> SumOfEnds | None:
+    """The scores of GAT; ``None`` if the expression is something else."""
     score = bare(score)
     slope = 1.0
     if isinstance(score, Map) and score.function is F.leaky_relu:
@@ -172,6 +173,7 @@ def sum_of_ends(score: Expression) -> SumOfEnds | None:
 
 
 def slope_of(made: Map) -> float:
+    """The slope of a LeakyReLU."""
     given = made.args[1] if len(made.args) > 1 else made.kwargs.get("negative_slope", 0.01)
     return float(given)
 

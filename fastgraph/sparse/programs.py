@@ -183,7 +183,7 @@ def _rule(made: Map, given: list[Any]) -> tuple[Any, ...]:
         Refused: programs have no such instruction.
     """
     name = made.name
-    packet = getattr(torch.ops.aten, name, None)
+    packet: Any = getattr(torch.ops.aten, name, None)
     rule = None if packet is None else ELEMENTWISE.get(packet)
     if rule is None:
         raise Refused(f"no instruction for {name}")

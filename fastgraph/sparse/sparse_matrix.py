@@ -411,14 +411,14 @@ class SparseMatrix:
         Raises:
             RuntimeError: as for :func:`fastgraph.sparse.products.spspmm`.
         """
-        for is_row, diagonal, scaled in ((True, self, other), (False, other, self)):
-            if not diagonal.is_diag() or scaled.is_diag():
+        for is_row, scaling, scaled in ((True, self, other), (False, other, self)):
+            if not scaling.is_diag() or scaled.is_diag():
                 continue
-            is_square = diagonal.shape[0] == diagonal.shape[1]
-            given = [diagonal._val, *scaled.tensors]
-            if is_square and diagonal.nnz > 0 and may_wait(scaled._pattern, 1, *given):
+            is_square = scaling.shape[0] == scaling.shape[1]
+            given = [scaling._val, *scaled.tensors]
+            if is_square and scaling.nnz > 0 and may_wait(scaled._pattern, 1, *given):
                 products.check_spspmm(self._pattern, self._values, other._pattern, other._values)
-                of_nodes = Ends(scaled._pattern, diagonal._val, is_row=is_row)
+                of_nodes = Ends(scaled._pattern, scaling._val, is_row=is_row)
                 if scaled._is_ones and leaves(scaled.dtype, of_nodes.dtype):
                     return scaled._like(of_nodes)
                 made = mapped(operator.mul, of_nodes, scaled.expression)

@@ -89,8 +89,8 @@ class Virtual:
     Attributes:
         shape: numbers of rows and columns; ``None`` for those that are not said.
         heads: number of heads; ``None`` for a single matrix.
-        channels: number of matrices for each head, which a product with a vector contracts; ``None``
-            where heads themselves are contracted.
+        channels: number of matrices for each head, which a product with a vector contracts;
+            ``None`` where heads themselves are contracted.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Virtual:
         """The values where a pattern has entries: an expression, or a tensor if none may wait.
 
         Raises:
-            RuntimeError: the shapes differ, a device does, a tensor was edited in place, or there are
-            channels.
+            RuntimeError: the shapes differ, a device does, a tensor was edited in place, or there
+                are channels.
         """
         if self.channels is not None:
             raise RuntimeError(
@@ -152,8 +152,8 @@ class Virtual:
         like = self._kept[0][0]
         if other.shape != own or other.dtype != like.dtype:
             raise RuntimeError(
-                f"a vector must have shape {list(own)} and dtype {like.dtype} to contract a virtual "
-                f"matrix, got {_described(other)}"
+                f"a vector must have shape {list(own)} and dtype {like.dtype} to contract a "
+                f"virtual matrix, got {_described(other)}"
             )
         vector = other
 
@@ -365,7 +365,7 @@ def applied(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Expressi
         args: values, all of them expressions or none, and numbers.
         kwargs: others.
     """
-    is_known = any([isinstance(a, Expression) for a in args])
+    is_known = any(isinstance(a, Expression) for a in args)
     made = mapped(function, *args, **kwargs) if is_known else None
     if made is not None:
         return made
