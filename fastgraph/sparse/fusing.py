@@ -51,7 +51,7 @@ _FEWEST_OF_PROGRAM = 2**22
 _FEWEST_OF_ROW = 16
 """The mean number of entries in a row from which on programs of one head were: of 6.4 in WordNet
 they took 0.9 to 1.4 times as long, of 10 in Debian up to 1.2 times, of 88 in Tolokers 0.6 to 0.9
-times. Separate operators on eight heads, which stand last and are copied, were slower everywhere."""
+times. Separate operators on eight heads, which stand last and are copied, were always slower."""
 
 _WIDE = 64
 """Channels from which on products of dot products alone were faster on these, with gradients."""
