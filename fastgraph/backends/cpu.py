@@ -6,7 +6,7 @@ import torch
 
 from fastgraph.backends.building import NativeBuilder
 from fastgraph.backends.edge_programs import edge_program_kernel
-from fastgraph.backends.kernels import native_kernels
+from fastgraph.backends.kernels import dense_attention_kernels, native_kernels
 from fastgraph.machine import native
 from fastgraph.plugins.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
@@ -16,6 +16,7 @@ _ROWS = RowOrder(native.library)
 _KERNELS = native_kernels(
     native.library, _ROWS, at_once={"gat"}, leaves_out=True, by_destination={"segment_reduce"}
 )
+_KERNELS |= dense_attention_kernels(native.library)
 _KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True)
 
 

@@ -72,6 +72,38 @@ def native_kernels(
     return kernels
 
 
+def dense_attention_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
+    """The kernels of ``dense_attention``, by a native library that has it."""
+
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ptr: Tensor,
+        key_ptr: Tensor,
+        scale: float,
+        dropout: float,
+        seed: int,
+    ) -> tuple[Tensor, Tensor]:
+        out = new_rows(query, query.shape)
+        stats = new_rows(query, (*query.shape[:2], 2), accumulator(query.dtype))
+        inputs = (query, key, value, ptr, key_ptr)
+        library().dense_attention(*inputs, scale, dropout, seed, out, stats)
+        return out, stats
+
+    def backward(
+        grad: Tensor, grad_logsum: Tensor | None, *arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        *inputs, out, stats, scale, dropout, seed = arguments
+        query, key, value = (new_rows(x, x.shape) for x in inputs[:3])
+        library().dense_attention_backward(
+            *inputs, scale, dropout, seed, out, stats, grad, grad_logsum, query, key, value
+        )
+        return query, key, value
+
+    return {"dense_attention": forward, "dense_attention_backward": backward}
+
+
 def spmm_by_head(kernel: Kernel) -> Kernel:
     """A kernel of ``spmm`` from one that takes no weights of heads: a call for each of them."""
 

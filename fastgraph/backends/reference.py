@@ -14,6 +14,11 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from fastgraph.backends.building import BY_TORCH, TorchBuilder
+from fastgraph.backends.dense_reference import (
+    dense_attention as dense_attention,  # found by name, as the functions below
+    dense_attention_backward as dense_attention_backward,
+)
+from fastgraph.backends.dropout import dropout_factors
 from fastgraph.edge_programs.evaluation import Edges, evaluate
 from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.graph import Graph
@@ -294,42 +299,6 @@ def attend(
     keep = dropout_factors(score, dropout, seed)
     stats = torch.stack([largest, inverse], dim=-1)
     return Attention(exponential / total[aggregating], keep, gathered, aggregating, stats)
-
-
-def dropout_factors(score: Tensor, dropout: float, seed: int) -> Tensor:
-    """0 for dropped edges, ``1 / (1 - dropout)`` for the others, like ``score`` ``[E, heads]``."""
-    if dropout == 0:
-        return torch.ones_like(score)
-    threshold = min(int(dropout * 2**32), 2**32 - 1)
-    kept = philox(seed, score.shape[0], score.shape[1], score.device) >= threshold
-    return kept.to(score.dtype) * (1 / (1 - dropout) if dropout < 1 else 0.0)
-
-
-def philox(seed: int, num_edges: int, heads: int, device: torch.device) -> Tensor:
-    """The first words of Philox4x32-10 for the counters ``(edge, head, 0, 0)``, int64.
-
-    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-    """
-    low = 2**32 - 1
-    keys = [seed & low, (seed >> 32) & low]
-    zeros = torch.zeros(num_edges, heads, dtype=torch.int64, device=device)
-    counters = [
-        zeros + torch.arange(num_edges, device=device).unsqueeze(-1),
-        zeros + torch.arange(heads, device=device),
-        zeros,
-        zeros,
-    ]
-    for _ in range(10):
-        # Products may wrap around to negative numbers, whose bits are still those wanted.
-        product0, product1 = counters[0] * 0xD2511F53, counters[2] * 0xCD9E8D57
-        counters = [
-            ((product1 >> 32) & low) ^ counters[1] ^ keys[0],
-            product1 & low,
-            ((product0 >> 32) & low) ^ counters[3] ^ keys[1],
-            product0 & low,
-        ]
-        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    return counters[0]
 
 
 def _widened(*tensors: Tensor | None) -> list[Any]:

@@ -1,6 +1,7 @@
 """Operators on graphs, with gradients: one file each."""
 
 from fastgraph.ops.attention import attention
+from fastgraph.ops.dense_attention import dense_attention
 from fastgraph.ops.edge_program import edge_program
 from fastgraph.ops.edge_softmax import edge_softmax
 from fastgraph.ops.gat import gat
@@ -15,6 +16,7 @@ from fastgraph.ops.spmm import spmm
 
 __all__ = [
     "attention",
+    "dense_attention",
     "edge_program",
     "edge_softmax",
     "gat",

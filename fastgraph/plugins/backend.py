@@ -55,6 +55,14 @@ is to be added to ``out``.
     -> ``(out, stats, alpha)``. The channels of ``edge`` ``[E, edge_dim]`` follow those of the key
     and of the value of each head, so that ``query`` and ``out`` have ``channels + edge_dim`` of
     them. The score is ``scale * <query, (key, edge)>``.
+``dense_attention(query, key, value, ptr, key_ptr, scale, dropout, seed) -> (out, stats)``
+    Of graphs in a row, of which each query attends to all keys of its own: ``ptr`` and ``key_ptr``
+    are int64, contiguous, and to be checked by the kernel: ``[graphs + 1]`` offsets of queries, and
+    of keys and values. Dropout has the pairs for edges, numbered graph by graph, query by query and
+    key by key; numbers beyond 32 bits have their upper half in the third counter.
+``dense_attention_backward(grad, grad_logsum, query, key, value, ptr, key_ptr, out, stats, scale,
+dropout, seed)``
+    -> the gradients of query, key and value.
 ``gatv2_backward``, ``gat_backward``, ``attention_backward``
     Take ``(graph, grad, grad_alpha, grad_logsum, <the tensors>, stats, <the options without
     weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``

@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
-from fastgraph.backends import reference
+from fastgraph.backends.dropout import dropout_factors
 from fastgraph.ops.heads import dropout_seed, seed_number
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.routing.conditions import execution_mode, is_plain
@@ -418,7 +418,7 @@ class Dropout(Expression):
         values = self.arguments[0].operand()
         with torch.no_grad():
             like = values if values.dim() == 2 else values.unsqueeze(1)
-            factors = reference.dropout_factors(like, self.rate, seed_number(self.seed))
+            factors = dropout_factors(like, self.rate, seed_number(self.seed))
         return values * factors.reshape(values.shape)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
 from fastgraph import ops
-from fastgraph.backends.reference import philox
+from fastgraph.backends.dropout import philox
 from tests.graphs import Case, all_cases, hub_edges, random_edges
 
 OPERATORS = ("gatv2", "gat", "attention")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.backends.reference import philox
+from fastgraph.backends.dropout import philox
 from fastgraph.machine import native
 from tests.graphs import Case, random_edges
 

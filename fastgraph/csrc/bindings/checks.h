@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include FASTGRAPH_DEVICE  // "cpu/device.h", for example
+#include "fastgraph/attention_arguments.h"
 #include "fastgraph/types.h"
 #include "fastgraph/views.h"
 
@@ -249,6 +250,13 @@ inline int64_t checked_size(int64_t size, const char* name) {
     TVM_FFI_THROW(ValueError) << name << " must be in [0, 2^31), got " << size;
   }
   return size;
+}
+
+inline Dropout checked_dropout(double rate, int64_t seed) {
+  if (!(rate >= 0 && rate <= 1)) {
+    TVM_FFI_THROW(ValueError) << "dropout must be in [0, 1], got " << rate;
+  }
+  return {rate, static_cast<uint64_t>(seed)};
 }
 
 template <typename Index>

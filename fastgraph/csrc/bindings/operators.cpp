@@ -3,7 +3,6 @@
 #include <tvm/ffi/function.h>
 
 #include "bindings/checks.h"
-#include "fastgraph/attention_arguments.h"
 
 namespace fastgraph {
 namespace {
@@ -161,13 +160,6 @@ void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, OptionalTensor
              checked_heads<T>(grad_x, nodes, heads, width, "grad_x"),
              checked_heads<T>(grad_att, count, heads, width, "grad_att"));
   });
-}
-
-Dropout checked_dropout(double rate, int64_t seed) {
-  if (!(rate >= 0 && rate <= 1)) {
-    TVM_FFI_THROW(ValueError) << "dropout must be in [0, 1], got " << rate;
-  }
-  return {rate, static_cast<uint64_t>(seed)};
 }
 
 // Sizes of an attention operator, and the checks of what its functions share: `rows` aggregate and

@@ -6,6 +6,7 @@
 
 #include "bindings/checks.h"
 #include "cpu/degrees.h"
+#include "cpu/dense_attention.h"
 #include "cpu/indices.h"
 #include "cpu/panels.h"
 #include "cpu/threads.h"
@@ -243,6 +244,91 @@ void bind_edge_softmax_backward(Tensor rowptr, Tensor col, OptionalTensor edge_i
   });
 }
 
+// Attention of all queries of a graph to all its keys.
+
+// The offsets of graphs among `nodes` rows, which are looked at: they say where kernels read.
+const int64_t* checked_offsets(const Tensor& ptr, int64_t nodes, const char* name,
+                               const char* nodes_name) {
+  check_ndim(ptr, 1, name);
+  const int64_t graphs = ptr.size(0) - 1;
+  if (graphs < 0) {
+    TVM_FFI_THROW(ValueError) << name << " must hold at least one value, got none";
+  }
+  const auto* offsets = checked<const int64_t>(ptr, {graphs + 1}, name);
+  if (offsets[0] != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must start with 0, got " << offsets[0];
+  }
+  for (int64_t g = 0; g < graphs; ++g) {
+    if (offsets[g + 1] < offsets[g]) {
+      TVM_FFI_THROW(ValueError) << name << " must not decrease, got " << offsets[g + 1]
+                                << " at position " << g + 1;
+    }
+  }
+  if (offsets[graphs] != nodes) {
+    TVM_FFI_THROW(ValueError) << name << " must end with " << nodes << " (the size of "
+                              << nodes_name << "), got " << offsets[graphs];
+  }
+  return offsets;
+}
+
+// What both passes take.
+struct DenseAttentionArguments {
+  const Tensor &query, &key, &value, &ptr, &key_ptr;
+
+  template <typename T>
+  DenseAttentionInputs<T> checked_for() const {
+    check_ndim(query, 3, "query");
+    check_ndim(key, 3, "key");
+    check_shape(key_ptr, {ptr.numel()}, "key_ptr");
+    const int64_t queries = query.size(0), keys = key.size(0);
+    const int64_t heads = query.size(1), width = query.size(2);
+    return {checked_heads<const T>(query, queries, heads, width, "query"),
+            checked_heads<const T>(key, keys, heads, width, "key"),
+            checked_heads<const T>(value, keys, heads, width, "value"),
+            checked_offsets(ptr, queries, "ptr", "query"),
+            checked_offsets(key_ptr, keys, "key_ptr", "key"),
+            ptr.size(0) - 1};
+  }
+};
+
+void bind_dense_attention(Tensor query, Tensor key, Tensor value, Tensor ptr, Tensor key_ptr,
+                          double scale, double dropout, int64_t seed, Tensor out, Tensor stats) {
+  const DenseAttentionArguments arguments{query, key, value, ptr, key_ptr};
+  dispatch_features(query, "query", [&](auto type) {
+    using T = decltype(type);
+    const auto in = arguments.checked_for<T>();
+    const int64_t rows = in.query.nodes, heads = in.query.heads;
+    dense_attention<T>(in, scale, checked_dropout(dropout, seed),
+                       checked_heads<T>(out, rows, heads, in.query.width, "out"),
+                       {checked<Accumulator<T>>(stats, {rows, heads, 2}, "stats"), heads});
+  });
+}
+
+void bind_dense_attention_backward(Tensor query, Tensor key, Tensor value, Tensor ptr,
+                                   Tensor key_ptr, double scale, double dropout, int64_t seed,
+                                   Tensor out, Tensor stats, Tensor grad,
+                                   OptionalTensor grad_logsum, Tensor grad_query, Tensor grad_key,
+                                   Tensor grad_value) {
+  const DenseAttentionArguments arguments{query, key, value, ptr, key_ptr};
+  dispatch_features(query, "query", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    const auto in = arguments.checked_for<T>();
+    const int64_t rows = in.query.nodes, heads = in.query.heads, width = in.query.width;
+    const SoftmaxGradients<T> given{
+        {checked<const A>(stats, {rows, heads, 2}, "stats"), heads},
+        checked_heads<const T>(grad, rows, heads, width, "grad"),
+        {},
+        checked_matrix<const A>(grad_logsum, rows, heads, "grad_logsum")};
+    dense_attention_backward<T>(
+        in, scale, checked_dropout(dropout, seed),
+        checked_heads<const T>(out, rows, heads, width, "out"), given,
+        checked_heads<T>(grad_query, rows, heads, width, "grad_query"),
+        checked_heads<T>(grad_key, in.key.nodes, heads, width, "grad_key"),
+        checked_heads<T>(grad_value, in.key.nodes, heads, width, "grad_value"));
+  });
+}
+
 int64_t bind_checksum(Tensor tensor) {
   check_place(tensor, "tensor");
   if (tensor.ndim() != 1 && tensor.ndim() != 2) {
@@ -299,6 +385,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_tile_columns, fastgraph::bind_count_tile_col
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(fill_tiles, fastgraph::bind_fill_tiles);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax, fastgraph::bind_edge_softmax);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax_backward, fastgraph::bind_edge_softmax_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(dense_attention, fastgraph::bind_dense_attention);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(dense_attention_backward, fastgraph::bind_dense_attention_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prefer_huge_pages, fastgraph::bind_prefer_huge_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(panel_channels, fastgraph::bind_panel_channels);

@@ -1,0 +1,141 @@
+"""The specification of ``dense_attention``, graph by graph in torch; see ``reference.py``."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends.dropout import dropout_factors
+from fastgraph.plugins.backend import accumulator
+
+
+class DenseGraph(NamedTuple):
+    """A graph all of whose queries attend to all of its keys.
+
+    Attributes:
+        begin, num_queries: its queries.
+        key_begin, num_keys: its keys and values.
+        first_pair: the number of its first pair, for dropout.
+    """
+
+    begin: int
+    num_queries: int
+    key_begin: int
+    num_keys: int
+    first_pair: int
+
+    def queries(self, x: Tensor) -> Tensor:
+        """The rows of its queries, ``[heads, num_queries, channels]``."""
+        return x.narrow(0, self.begin, self.num_queries).transpose(0, 1)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """The rows of its keys, ``[heads, num_keys, channels]``."""
+        return x.narrow(0, self.key_begin, self.num_keys).transpose(0, 1)
+
+
+def dense_graphs(ptr: Tensor, key_ptr: Tensor, queries: int, keys: int) -> list[DenseGraph]:
+    """The graphs with these offsets.
+
+    Raises:
+        ValueError: offsets that fall, or do not begin with 0 or end with the number of rows.
+    """
+    begins, key_begins = ptr.tolist(), key_ptr.tolist()
+    for name, offsets, of, size in (
+        ("ptr", begins, "query", queries),
+        ("key_ptr", key_begins, "key", keys),
+    ):
+        if offsets[0] != 0:
+            raise ValueError(f"{name} must start with 0, got {offsets[0]}")
+        for position, (begin, end) in enumerate(itertools.pairwise(offsets), 1):
+            if end < begin:
+                raise ValueError(f"{name} must not decrease, got {end} at position {position}")
+        if offsets[-1] != size:
+            raise ValueError(f"{name} must end with {size} (the size of {of}), got {offsets[-1]}")
+    graphs, pairs = [], 0
+    spans = zip(itertools.pairwise(begins), itertools.pairwise(key_begins), strict=True)
+    for (begin, end), (key_begin, key_end) in spans:
+        graphs.append(DenseGraph(begin, end - begin, key_begin, key_end - key_begin, pairs))
+        pairs += (end - begin) * (key_end - key_begin)
+    return graphs
+
+
+def _dense_softmax(
+    graph: DenseGraph, query: Tensor, key: Tensor, scale: float, dropout: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights and factors of dropout of a graph's pairs, ``[heads, num_queries, num_keys]``, and stats.
+
+    The graph has keys.
+    """
+    score = scale * (graph.queries(query) @ graph.keys(key).transpose(1, 2))
+    largest = score.detach().amax(-1, keepdim=True)
+    exponential = (score - largest).exp()
+    total = exponential.sum(-1, keepdim=True)
+    stats = torch.cat([largest, total.reciprocal()], dim=-1).transpose(0, 1)
+    heads, pairs = score.shape[0], graph.num_queries * graph.num_keys
+    keep = dropout_factors(score.detach().reshape(pairs, heads), dropout, seed, graph.first_pair)
+    keep = keep.reshape(graph.num_queries, graph.num_keys, heads).permute(2, 0, 1)
+    return exponential / total, keep, stats
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor,
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    dtype = accumulator(query.dtype)
+    wide_query, wide_key, wide_value = (x.to(dtype) for x in (query, key, value))
+    heads = query.shape[1]
+    outs, stats = [wide_query.narrow(0, 0, 0)], [wide_query.new_empty(0, heads, 2)]
+    for graph in dense_graphs(ptr, key_ptr, len(query), len(key)):
+        if graph.num_keys == 0:
+            outs.append(wide_query.new_zeros(graph.num_queries, *query.shape[1:]))
+            stats.append(wide_query.new_zeros(graph.num_queries, heads, 2))
+            continue
+        weight, keep, found = _dense_softmax(graph, wide_query, wide_key, scale, dropout, seed)
+        outs.append(((keep * weight) @ graph.keys(wide_value)).transpose(0, 1))
+        stats.append(found)
+    return torch.cat(outs).to(query.dtype), torch.cat(stats)
+
+
+def dense_attention_backward(
+    grad: Tensor,
+    grad_logsum: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor,
+    out: Tensor,
+    stats: Tensor,
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = query.dtype
+    wide = accumulator(dtype)
+    grad, query, key, value = (x.to(wide) for x in (grad, query, key, value))
+    of_query, of_key, of_value = ([x.narrow(0, 0, 0)] for x in (query, key, value))
+    for graph in dense_graphs(ptr, key_ptr, len(query), len(key)):
+        if graph.num_keys == 0:
+            of_query.append(query.new_zeros(graph.num_queries, *query.shape[1:]))
+            continue
+        weight, keep, _ = _dense_softmax(graph, query, key, scale, dropout, seed)
+        of_out = graph.queries(grad)
+        product = keep * (of_out @ graph.keys(value).transpose(1, 2))
+        delta = (weight * product).sum(-1, keepdim=True)
+        if grad_logsum is not None:
+            delta = delta - graph.queries(grad_logsum.unsqueeze(-1))
+        of_score = scale * weight * (product - delta)
+        of_query.append((of_score @ graph.keys(key)).transpose(0, 1))
+        of_key.append((of_score.transpose(1, 2) @ graph.queries(query)).transpose(0, 1))
+        of_value.append(((keep * weight).transpose(1, 2) @ of_out).transpose(0, 1))
+    found = [torch.cat(parts).to(dtype) for parts in (of_query, of_key, of_value)]
+    return found[0], found[1], found[2]

@@ -1,0 +1,444 @@
+// Attention of all queries of a graph to all its keys. Blocks of scores are products of matrices in
+// working memory, and never leave it; the backward pass makes them again, once.
+#include "cpu/dense_attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "cpu/block_products.h"
+#include "cpu/draws.h"
+#include "cpu/kernels.h"
+#include "fastgraph/dot.h"
+#include "fastgraph/exponential.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
+
+namespace fastgraph {
+namespace {
+
+// The most queries and keys of a block of scores, which the cache of a core holds.
+constexpr int64_t kQueries = 64;
+constexpr int64_t kKeys = 128;
+
+// A backward pass cuts the keys of a graph into so many parts at most, of at least so many. Each
+// part leaves a gradient of all queries, of which the sum is taken in their order.
+constexpr int64_t kMostParts = 8;
+constexpr int64_t kKeysOfPart = 256;
+
+// Units are computed by threads in groups of about equal work, of which there are about so many.
+constexpr int64_t kGroups = 64;
+constexpr int64_t kLeastPairs = 1024;
+
+// Queries of a graph, forward, or a part of its keys, backward.
+struct Unit {
+  int64_t graph;
+  int64_t begin;
+  int64_t end;
+  int64_t part;  // where the part's gradient of queries goes; -1 if it is the only one
+  int64_t pairs;
+};
+
+// A graph whose keys are cut into several parts, and where the first of their gradients is.
+struct CutGraph {
+  int64_t begin;  // of its queries
+  int64_t end;
+  int64_t first_row;
+  int64_t parts;
+};
+
+struct Plan {
+  std::vector<Unit> units;
+  std::vector<int64_t> groups{0};   // where each begins, and the end of the last
+  std::vector<int64_t> first_pair;  // the number of the first pair of each graph
+  int64_t pairs = 0;
+  int64_t most_queries = 0;  // of a graph
+  int64_t most_keys = 0;
+};
+
+// `cut(graph, queries, keys, pairs)` adds the units of a graph.
+template <typename T, typename Cut>
+Plan plan_of(const DenseAttentionInputs<T>& in, const Cut& cut) {
+  Plan plan;
+  plan.first_pair.reserve(in.graphs);
+  plan.units.reserve(in.graphs);
+  for (int64_t g = 0; g < in.graphs; ++g) {
+    const int64_t queries = in.ptr[g + 1] - in.ptr[g], keys = in.key_ptr[g + 1] - in.key_ptr[g];
+    plan.first_pair.push_back(plan.pairs);
+    plan.pairs += queries * keys;
+    plan.most_queries = std::max(plan.most_queries, queries);
+    plan.most_keys = std::max(plan.most_keys, keys);
+    cut(plan, g, queries, keys);
+  }
+  const int64_t limit = std::max(kLeastPairs, plan.pairs / kGroups);
+  int64_t pairs = 0;
+  for (size_t i = 0; i < plan.units.size(); ++i) {
+    if (pairs > 0 && pairs + plan.units[i].pairs > limit) {
+      plan.groups.push_back(static_cast<int64_t>(i));
+      pairs = 0;
+    }
+    pairs += plan.units[i].pairs + 1;
+  }
+  if (!plan.units.empty()) plan.groups.push_back(static_cast<int64_t>(plan.units.size()));
+  return plan;
+}
+
+// Calls run(unit, memory) for all units, with `size` values of working memory for each group.
+template <typename A, typename Run>
+void run_plan(const Plan& plan, int64_t work_of_pair, int64_t size, const Run& run) {
+  for_each_task(static_cast<int64_t>(plan.groups.size()) - 1, plan.pairs * work_of_pair,
+                [&](int64_t group) {
+                  const auto memory = scratch<A>(size);
+                  for (int64_t i = plan.groups[group]; i < plan.groups[group + 1]; ++i) {
+                    run(plan.units[i], memory.get());
+                  }
+                });
+}
+
+// The factors of dropout: those of ops.attention, by the numbers of pair and head.
+template <typename A>
+class Kept {
+ public:
+  static constexpr int N = kLanes<A>;
+
+  explicit Kept(const Dropout& dropout)
+      : seed_(dropout.seed),
+        threshold_(static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1))),
+        scale_(dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0}),
+        drops_(dropout.rate > 0) {}
+
+  bool drops() const { return drops_; }
+
+  // Of N pairs from this one on, the upper half of whose number is a counter of its own.
+  FASTGRAPH_INLINE Vector<A, N> factors(int64_t pair, int64_t head) const {
+    constexpr int kHalf = kVectorBytes / 8;
+    using W = Vector<uint64_t, kHalf>;
+    uint32_t bits[N];
+#pragma GCC unroll 2
+    for (int first = 0; first < N; first += kHalf) {
+      const W number = lane_numbers<uint64_t, kHalf>() + static_cast<uint64_t>(pair + first);
+      W words[4] = {number, splat<uint64_t, kHalf>(static_cast<uint64_t>(head)), number >> 32, W{}};
+      philox_blocks<kHalf>(seed_, words);
+      store_raw<kHalf>(bits + first, __builtin_convertvector(words[0], Vector<uint32_t, kHalf>));
+    }
+    using B = Vector<Bits<A>, N>;
+    const auto is_dropped = load_raw<N>(bits) < splat<uint32_t, N>(threshold_);
+    return (Vector<A, N>)(~__builtin_convertvector(is_dropped, B) & (B)splat<A, N>(scale_));
+  }
+
+ private:
+  uint64_t seed_;
+  uint32_t threshold_;
+  A scale_;
+  bool drops_;
+};
+
+template <typename T>
+struct Forward {
+  using A = Accumulator<T>;
+  static constexpr int N = kLanes<T>;
+  using V = Vector<A, N>;
+  static constexpr A kLowest = -std::numeric_limits<A>::infinity();
+
+  DenseAttentionInputs<T> in;
+  A scale;
+  Kept<A> kept;
+  Heads<T> out;
+  SoftmaxStats<A> stats;
+
+  // Working memory for units of a plan.
+  struct Memory {
+    int64_t width, queries, keys;  // of a row and of a block, padded
+    int64_t query, key, value, score, sum, largest, total, size;
+
+    Memory(const Plan& plan, int64_t channels)
+        : width(padded<A>(channels)),
+          queries(padded<A>(std::min(plan.most_queries, kQueries))),
+          keys(padded<A>(std::min(plan.most_keys, kKeys))) {
+      int64_t end = 0;
+      const auto take = [&](int64_t values) { return std::exchange(end, end + values); };
+      query = take(queries * width);
+      key = take(channels * keys);
+      value = take(keys * width);
+      score = take(queries * keys);
+      sum = take(queries * width);
+      largest = take(queries);
+      total = take(queries);
+      size = end;
+    }
+  };
+
+  // Makes weights of a row of scores, relative to the largest so far, to which `sum` and `total`
+  // are brought as well.
+  void weigh(A* score, int64_t keys, int64_t pair, int64_t head, A& largest, A& total, A* sum,
+             int64_t width) const {
+    const int64_t end = padded<A>(keys);
+    const V last = load<N>(score + end - N);
+    const V is_key = lane_numbers<A, N>();
+    const auto used = is_key < splat<A, N>(static_cast<A>(keys - (end - N)));
+    store<N>(score + end - N, used ? last : splat<A, N>(kLowest));
+    V top = splat<A, N>(kLowest);
+    for (int64_t j = 0; j < end; j += N) top = larger<A, N>(load<N>(score + j), top);
+    const A found = std::max(largest, max_of<A, N>(top));  // passes over NaN, which the sum will be
+    const A origin = found == kLowest ? A{0} : found;
+    if (largest != kLowest && largest != found) {
+      const A shrunk = exp_of_negative<1>(Vector<A, 1>{largest - origin})[0];
+      total *= shrunk;
+      for (int64_t c = 0; c < width; c += N) store<N>(sum + c, shrunk * load<N>(sum + c));
+    }
+    largest = found;
+    V added{};
+    for (int64_t j = 0; j < end; j += N) {
+      const V weight = exp_of_negative<N>(load<N>(score + j) - origin);
+      added += weight;
+      store<N>(score + j, kept.drops() ? weight * kept.factors(pair + j, head) : weight);
+    }
+    total += sum_of<A, N>(added);
+  }
+
+  void operator()(const Plan& plan, const Unit& unit, A* memory) const {
+    const Memory at(plan, in.query.width);
+    for (int64_t head = 0; head < in.query.heads; ++head) attend(plan, unit, head, at, memory);
+  }
+
+  void attend(const Plan& plan, const Unit& unit, int64_t head, const Memory& at, A* memory) const {
+    const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
+    const int64_t count = unit.end - unit.begin;
+    const int64_t key_begin = in.key_ptr[unit.graph], key_end = in.key_ptr[unit.graph + 1];
+    A *const query = memory + at.query, *const sum = memory + at.sum;
+    A *const largest = memory + at.largest, *const total = memory + at.total;
+    copy_rows<T>(in.query.at(unit.begin, head), row, count, channels, scale, {query, at.width});
+    std::fill_n(sum, count * at.width, A{0});
+    std::fill_n(largest, count, kLowest);
+    std::fill_n(total, count, A{0});
+    for (int64_t first = key_begin; first < key_end; first += kKeys) {
+      const int64_t keys = std::min(kKeys, key_end - first), wide = padded<A>(keys);
+      const Block<A> key{memory + at.key, wide}, value{memory + at.value, at.width};
+      const Block<A> score{memory + at.score, wide};
+      copy_transposed<T>(in.key.at(first, head), row, keys, channels, key);
+      copy_rows<T>(in.value.at(first, head), row, keys, channels, A{1}, value);
+      multiply<false, A>(count, wide, channels, {query, at.width, 1}, {key.data, wide}, score);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t pair = plan.first_pair[unit.graph] + first - key_begin +
+                             (unit.begin + i - in.ptr[unit.graph]) * (key_end - key_begin);
+        weigh(score.data + i * wide, keys, pair, head, largest[i], total[i], sum + i * at.width,
+              at.width);
+      }
+      multiply<true, A>(count, at.width, keys, {score.data, wide, 1}, {value.data, at.width},
+                        {sum, at.width});
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const bool is_empty = key_begin == key_end;
+      const A inverse = is_empty ? A{0} : 1 / total[i];
+      A* const found = stats.at(unit.begin + i, head);
+      found[0] = largest[i] == kLowest ? A{0} : largest[i];
+      found[1] = inverse;
+      T* const target = out.at(unit.begin + i, head);
+      for_each_part<N, 1>(0, channels, [&](auto chunk, int64_t c) {
+        constexpr int kLane = decltype(chunk)::kLanes;
+        store<kLane>(target + c, inverse * load<kLane>(sum + i * at.width + c));
+      });
+    }
+  }
+};
+
+template <typename T>
+struct Backward {
+  using A = Accumulator<T>;
+  static constexpr int N = kLanes<T>;
+  using V = Vector<A, N>;
+
+  DenseAttentionInputs<T> in;
+  A scale;
+  Kept<A> kept;
+  Heads<const T> out;
+  SoftmaxGradients<T> given;
+  Heads<T> grad_query, grad_key, grad_value;
+  A* parts;  // gradients of queries, [rows of all parts, heads, padded width]
+
+  struct Memory {
+    int64_t width, queries, keys;
+    int64_t query, grad, key_rows, key, value, weight, product, of_key, of_value, of_query, size;
+
+    Memory(const Plan& plan, int64_t channels)
+        : width(padded<A>(channels)),
+          queries(padded<A>(std::min(plan.most_queries, kQueries))),
+          keys(padded<A>(std::min(plan.most_keys, kKeys))) {
+      int64_t end = 0;
+      const auto take = [&](int64_t values) { return std::exchange(end, end + values); };
+      query = take(queries * width);
+      grad = take(queries * width);
+      key_rows = take(keys * width);
+      key = take(channels * keys);
+      value = take(channels * keys);
+      weight = take(queries * keys);
+      product = take(queries * keys);
+      of_key = take(keys * width);
+      of_value = take(keys * width);
+      of_query = take(plan.most_queries * width);
+      size = end;
+    }
+  };
+
+  // Makes weights with dropout of a row of scores, and the gradients of these scores of products.
+  void differentiate(A* score, A* product, int64_t end, int64_t row, int64_t pair,
+                     int64_t head) const {
+    const A* const known = given.stats.at(row, head);
+    const A delta =
+        dot(given.grad.at(row, head), out.at(row, head), out.width) - given.of_logsum(row, head);
+    for (int64_t j = 0; j < end; j += N) {
+      const V weight = known[1] * exp_of_negative<N>(load<N>(score + j) - known[0]);
+      V of_weight = load<N>(product + j), left = weight;
+      if (kept.drops()) {
+        const V factor = kept.factors(pair + j, head);
+        of_weight *= factor;
+        left *= factor;
+      }
+      store<N>(score + j, left);
+      store<N>(product + j, weight * (of_weight - delta));
+    }
+  }
+
+  void operator()(const Plan& plan, const Unit& unit, A* memory) const {
+    const Memory at(plan, in.query.width);
+    for (int64_t head = 0; head < in.query.heads; ++head) gather(plan, unit, head, at, memory);
+  }
+
+  // The gradients of a unit's keys and values, and its part of that of the queries.
+  void gather(const Plan& plan, const Unit& unit, int64_t head, const Memory& at, A* memory) const {
+    const int64_t heads = in.query.heads;
+    const int64_t begin = in.ptr[unit.graph], count = in.ptr[unit.graph + 1] - begin;
+    Block<A> of_query{memory + at.of_query, at.width};
+    if (unit.part >= 0) {
+      of_query = {parts + (unit.part * heads + head) * at.width, heads * at.width};
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      std::fill_n(of_query.data + i * of_query.row, at.width, A{0});
+    }
+    for (int64_t first = unit.begin; first < unit.end; first += kKeys) {
+      const int64_t keys = std::min(kKeys, unit.end - first);
+      gather_block(plan, unit, first, keys, head, at, memory, of_query);
+      for (int64_t j = 0; j < keys; ++j) {
+        write(memory + at.of_key + j * at.width, A{1}, grad_key.at(first + j, head));
+        write(memory + at.of_value + j * at.width, A{1}, grad_value.at(first + j, head));
+      }
+    }
+    if (unit.part >= 0) return;
+    for (int64_t i = 0; i < count; ++i) {
+      write(of_query.data + i * of_query.row, scale, grad_query.at(begin + i, head));
+    }
+  }
+
+  // The same of a block of keys, in working memory.
+  void gather_block(const Plan& plan, const Unit& unit, int64_t first, int64_t keys, int64_t head,
+                    const Memory& at, A* memory, Block<A> of_query) const {
+    const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
+    const int64_t begin = in.ptr[unit.graph], end = in.ptr[unit.graph + 1];
+    const int64_t key_begin = in.key_ptr[unit.graph], width = at.width;
+    const int64_t keys_of_graph = in.key_ptr[unit.graph + 1] - key_begin, wide = padded<A>(keys);
+    const Block<A> query{memory + at.query, width}, grad{memory + at.grad, width};
+    const Block<A> key{memory + at.key, wide}, value{memory + at.value, wide};
+    const Block<A> key_rows{memory + at.key_rows, width};
+    const Block<A> weight{memory + at.weight, wide}, product{memory + at.product, wide};
+    const Block<A> of_key{memory + at.of_key, width}, of_value{memory + at.of_value, width};
+    copy_transposed<T>(in.key.at(first, head), row, keys, channels, key);
+    copy_transposed<T>(in.value.at(first, head), row, keys, channels, value);
+    copy_rows<T>(in.key.at(first, head), row, keys, channels, A{1}, key_rows);
+    std::fill_n(of_key.data, keys * width, A{0});
+    std::fill_n(of_value.data, keys * width, A{0});
+    for (int64_t i = begin; i < end; i += kQueries) {
+      const int64_t count = std::min(kQueries, end - i);
+      copy_rows<T>(in.query.at(i, head), row, count, channels, scale, query);
+      copy_rows<T>(given.grad.at(i, head), row, count, channels, A{1}, grad);
+      multiply<false, A>(count, wide, channels, {query.data, width, 1}, {key.data, wide}, weight);
+      multiply<false, A>(count, wide, channels, {grad.data, width, 1}, {value.data, wide}, product);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t pair =
+            plan.first_pair[unit.graph] + (i + r - begin) * keys_of_graph + first - key_begin;
+        differentiate(weight.data + r * wide, product.data + r * wide, wide, i + r, pair, head);
+      }
+      multiply<true, A>(keys, width, count, {weight.data, 1, wide}, {grad.data, width}, of_value);
+      multiply<true, A>(keys, width, count, {product.data, 1, wide}, {query.data, width}, of_key);
+      multiply<true, A>(count, width, keys, {product.data, wide, 1}, {key_rows.data, width},
+                        {of_query.data + (i - begin) * of_query.row, of_query.row});
+    }
+  }
+
+  void write(const A* from, A factor, T* to) const {
+    for_each_part<N, 1>(0, in.query.width, [&](auto chunk, int64_t c) {
+      constexpr int kLane = decltype(chunk)::kLanes;
+      store<kLane>(to + c, factor * load<kLane>(from + c));
+    });
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void dense_attention(const DenseAttentionInputs<T>& in, double scale, Dropout dropout, Heads<T> out,
+                     SoftmaxStats<Accumulator<T>> stats) {
+  using A = Accumulator<T>;
+  const Plan plan = plan_of(in, [&](Plan& plan, int64_t g, int64_t queries, int64_t keys) {
+    for (int64_t i = 0; i < queries; i += kQueries) {
+      const int64_t count = std::min(kQueries, queries - i);
+      plan.units.push_back({g, in.ptr[g] + i, in.ptr[g] + i + count, -1, count * keys});
+    }
+  });
+  const Forward<T> pass{in, static_cast<A>(scale), Kept<A>(dropout), out, stats};
+  const typename Forward<T>::Memory memory(plan, in.query.width);
+  run_plan<A>(plan, 2 * in.query.heads * in.query.width, memory.size,
+              [&](const Unit& unit, A* at) { pass(plan, unit, at); });
+}
+
+template <typename T>
+void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, Dropout dropout,
+                              Heads<const T> out, const SoftmaxGradients<T>& given,
+                              Heads<T> grad_query, Heads<T> grad_key, Heads<T> grad_value) {
+  using A = Accumulator<T>;
+  int64_t rows_of_parts = 0;
+  std::vector<CutGraph> cut;
+  const Plan plan = plan_of(in, [&](Plan& plan, int64_t g, int64_t queries, int64_t keys) {
+    const int64_t parts = std::clamp<int64_t>(keys / kKeysOfPart, 1, kMostParts);
+    const int64_t begin = in.key_ptr[g];
+    if (parts > 1) cut.push_back({in.ptr[g], in.ptr[g + 1], rows_of_parts, parts});
+    for (int64_t p = 0; p < parts; ++p) {
+      const int64_t first = keys * p / parts, end = keys * (p + 1) / parts;
+      plan.units.push_back(
+          {g, begin + first, begin + end, parts > 1 ? rows_of_parts : -1, (end - first) * queries});
+      if (parts > 1) rows_of_parts += queries;
+    }
+  });
+  const int64_t heads = in.query.heads, row = heads * padded<A>(in.query.width);
+  const auto parts = scratch<A>(rows_of_parts * row);
+  const Backward<T> pass{in,
+                         static_cast<A>(scale),
+                         Kept<A>(dropout),
+                         out,
+                         given,
+                         grad_query,
+                         grad_key,
+                         grad_value,
+                         parts.get()};
+  const typename Backward<T>::Memory memory(plan, in.query.width);
+  run_plan<A>(plan, 5 * heads * in.query.width, memory.size,
+              [&](const Unit& unit, A* at) { pass(plan, unit, at); });
+  for (const CutGraph& graph : cut) {
+    const int64_t queries = graph.end - graph.begin;
+    for_each_task(queries, queries * row * graph.parts, [&](int64_t i) {
+      A* const sum = parts.get() + (graph.first_row + i) * row;
+      for (int64_t p = 1; p < graph.parts; ++p) {
+        const A* other = sum + p * queries * row;
+        for (int64_t c = 0; c < row; ++c) sum[c] += other[c];
+      }
+      for (int64_t head = 0; head < heads; ++head) {
+        pass.write(sum + head * (row / heads), pass.scale, grad_query.at(graph.begin + i, head));
+      }
+    });
+  }
+}
+
+FASTGRAPH_INSTANTIATE(dense_attention)
+FASTGRAPH_INSTANTIATE(dense_attention_backward)
+
+}  // namespace fastgraph
