@@ -33,6 +33,7 @@ LAYERS = {
         RoutedLayer("GATv2Conv", "gatv2_conv", drops=True),
         RoutedLayer("GATConv", "gat_conv", drops=True),
         RoutedLayer("TransformerConv", "transformer_conv", drops=True),
+        RoutedLayer("GPSConv", "gps_conv", drops=True),
     ),
     "dgl.nn.pytorch.conv": (
         RoutedLayer("GATConv", "gat_conv", drops=True),

@@ -65,7 +65,7 @@ def dense_graphs(ptr: Tensor, key_ptr: Tensor, queries: int, keys: int) -> list[
 def _dense_softmax(
     graph: DenseGraph, query: Tensor, key: Tensor, scale: float, dropout: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights and factors of dropout of a graph's pairs, ``[heads, num_queries, num_keys]``, and stats.
+    """Weights and factors of dropout, ``[heads, num_queries, num_keys]``, and statistics.
 
     The graph has keys.
     """

@@ -14,10 +14,8 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from fastgraph.backends.building import BY_TORCH, TorchBuilder
-from fastgraph.backends.dense_reference import (
-    dense_attention as dense_attention,  # found by name, as the functions below
-    dense_attention_backward as dense_attention_backward,
-)
+from fastgraph.backends.dense_reference import dense_attention as dense_attention
+from fastgraph.backends.dense_reference import dense_attention_backward as dense_attention_backward
 from fastgraph.backends.dropout import dropout_factors
 from fastgraph.edge_programs.evaluation import Edges, evaluate
 from fastgraph.edge_programs.program import Program

@@ -30,6 +30,9 @@ def drop_no_attention(layer: Any) -> None:
 def _rate(layer: Any) -> tuple[Any, str]:
     """The module that holds the rate, and under which name; a name that is missing for others."""
     attributes = vars(layer)  # a property of the user's may do anything
+    attention = attributes["_modules"].get("attn")
+    if attention is not None:  # GPSConv, whose own rate is that of features
+        return (attention, "dropout") if "dropout" in vars(attention) else (layer, "")
     if "heads" in attributes:  # PyG
         return layer, "dropout"
     if "_num_heads" in attributes:  # DGL

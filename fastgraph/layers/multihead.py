@@ -1,0 +1,70 @@
+"""``torch.nn.MultiheadAttention`` on the nodes of graphs in a row, without padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import MultiheadAttention
+from torch.nn.modules.module import _has_any_global_hook
+
+from fastgraph import ops
+from fastgraph.layers.linear import linear
+from fastgraph.layers.modules import KnownModules, parameter_of
+from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.conditions import plain_parameters
+
+_KNOWN = KnownModules(MultiheadAttention)
+
+
+def self_attention_refusal(module: Any, x: Tensor) -> Refusal | None:
+    """Why attention of nodes among each other must be left to torch.
+
+    Args:
+        module: a ``MultiheadAttention``, or an instance of a subclass.
+        x: features of the nodes, a plain tensor.
+    """
+    if type(module) is not MultiheadAttention:
+        return Refusal("attention is a subclass of MultiheadAttention")
+    if _KNOWN.is_watched(module) or _has_any_global_hook():
+        return Refusal("MultiheadAttention has hooks or another forward")
+    if not module._qkv_same_embed_dim:
+        return Refusal("MultiheadAttention with kdim or vdim")
+    if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+        return Refusal("MultiheadAttention with add_bias_kv or add_zero_attn")
+    if not module.batch_first:
+        return Refusal("MultiheadAttention without batch_first")
+    rate = module.dropout
+    if type(rate) not in (int, float) or not 0 <= rate <= 1 or type(module.training) is not bool:
+        return Refusal("dropout is no rate, or training no bool")
+    if torch.is_autocast_enabled(x.device.type):
+        return Refusal("MultiheadAttention under autocast")
+    weight = module.in_proj_weight
+    if x.layout != torch.strided or x.dim() != 2 or x.shape[1] != module.embed_dim:
+        return Refusal("features that are not a dense matrix as wide as MultiheadAttention")
+    if x.dtype != weight.dtype or x.device != weight.device:
+        return Refusal("features that have not the dtype and device of MultiheadAttention")
+    return plain_parameters(module) or REGISTRY.refusal("dense_attention", device_type(x), x.dtype)
+
+
+def self_attention(module: Any, x: Tensor, ptr: Tensor) -> Tensor:
+    """What ``module(h, h, h)`` gives for each node, where h are the nodes of its graph.
+
+    Args:
+        module: one that :func:`self_attention_refusal` has nothing against.
+        x: ``[nodes, channels]``.
+        ptr: int64 ``[graphs + 1]``, the offsets of graphs among the nodes.
+
+    Returns:
+        ``[nodes, channels]``.
+    """
+    projected = linear(x, module.in_proj_weight, parameter_of(module, "in_proj_bias"))
+    by_head = projected.view(len(x), 3, module.num_heads, module.head_dim)
+    rate = module.dropout if module.training else 0.0
+    query, key, value = by_head.unbind(1)
+    out, _ = ops.dense_attention(query, key, value, ptr, dropout=rate)
+    out_proj = module.out_proj
+    return linear(out.view(x.shape), out_proj.weight, parameter_of(out_proj, "bias"))

@@ -1,0 +1,87 @@
+"""The route of ``GPSConv`` with multi-head attention: no padding and no mask of pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import MultiheadAttention
+from torch_geometric.nn.conv import GPSConv
+
+from fastgraph.layers.multihead import self_attention, self_attention_refusal
+from fastgraph.ops.library import is_defined_by
+from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.routing.dispatch import Computation, replace_method
+
+
+def install(patches: Patches) -> None:
+    """Replace ``GPSConv.forward``."""
+    replace_method(patches, GPSConv, "forward", plan)
+
+
+def plan(
+    module: GPSConv, x: Any, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
+) -> Computation | Refusal | None:
+    """The forward pass of a call, or the reason to leave it to upstream.
+
+    ``None`` for other attention than ``MultiheadAttention``, which is linear already; for sharded
+    features, of which that has a rule of its own; and while code is compiled, as whether a batch is
+    sorted is in its values.
+    """
+    attention = module.attn
+    if not isinstance(attention, MultiheadAttention) or is_defined_by(x):
+        return None
+    if torch.compiler.is_compiling():
+        return None
+    refusal = execution_mode() or plain_tensor("x", x) or self_attention_refusal(attention, x)
+    if refusal is not None:
+        return refusal
+    ptr = _offsets(x, batch)
+    if isinstance(ptr, Refusal):
+        return ptr
+    return lambda: _forward(module, x, edge_index, batch, ptr, kwargs)
+
+
+def _offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
+    """The offsets of graphs among the nodes."""
+    if len(x) == 0:
+        return Refusal("no nodes")
+    if batch is None:
+        return torch.tensor([0, len(x)], device=x.device)
+    refusal = plain_tensor("batch", batch)
+    if refusal is not None:
+        return refusal
+    if batch.dtype != torch.int64 or batch.shape != x.shape[:1] or batch.device != x.device:
+        return Refusal("batch is no int64 for each node, on the device of the features")
+    if batch[0] < 0 or (batch[1:] < batch[:-1]).any():
+        return Refusal("batch is not sorted")
+    return torch._convert_indices_from_coo_to_csr(batch, int(batch[-1]) + 1)
+
+
+def _forward(
+    module: GPSConv,
+    x: Tensor,
+    edge_index: Any,
+    batch: Tensor | None,
+    ptr: Tensor,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    def normalised(norm: Any, h: Tensor) -> Tensor:
+        if norm is None:
+            return h
+        return norm(h, batch=batch) if module.norm_with_batch else norm(h)  # type: ignore[no-any-return]
+
+    hs = []
+    if module.conv is not None:
+        h = module.conv(x, edge_index, **kwargs)
+        h = F.dropout(h, p=module.dropout, training=module.training)
+        hs.append(normalised(module.norm1, h + x))
+    h = self_attention(module.attn, x, ptr)
+    h = F.dropout(h, p=module.dropout, training=module.training)
+    hs.append(normalised(module.norm2, h + x))
+    out = sum(hs)
+    return normalised(module.norm3, out + module.mlp(out))
