@@ -1,0 +1,310 @@
+"""dense_attention against the dense formula in float64, graph by graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.backends.dropout import dropout_factors
+from fastgraph.plugins.backend import FLOATING
+from tests.conftest import selected
+
+# Without nodes, of one, odd ones, of one block of keys and more, of several parts backward.
+BATCHES = {
+    "none": [],
+    "empty": [0, 0],
+    "small": [3, 0, 1, 7, 16, 0],
+    "blocks": [129, 1, 64, 65],
+    "parts": [5, 515],
+}
+SEED = torch.tensor([7 << 40 | 11])
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend that has the kernel."""
+    yield from selected(request.param)
+
+
+def offsets(sizes: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def features(nodes: int, heads: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(nodes, heads, channels, dtype=dtype, requires_grad=True)
+
+
+def expected(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output, and the logarithm of the sum of exponentials, 0 without keys."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    outs, sums, pairs = [query[:0]], [query[:0, :, 0]], 0
+    key_ptr = ptr if key_ptr is None else key_ptr
+    spans = zip(ptr[:-1], ptr[1:], key_ptr[:-1], key_ptr[1:], strict=True)
+    for begin, end, key_begin, key_end in spans:
+        q = query[begin:end].transpose(0, 1)
+        k, v = (x[key_begin:key_end].transpose(0, 1) for x in (key, value))
+        score = scale * (q @ k.transpose(1, 2))
+        heads, rows, cols = score.shape
+        keep = dropout_factors(query.new_empty(rows * cols, heads), dropout, int(SEED), pairs)
+        keep = keep.view(rows, cols, heads).permute(2, 0, 1)
+        outs.append(((score.softmax(-1) * keep) @ v).transpose(0, 1))
+        sums.append(score.logsumexp(-1).t() if cols else q[..., 0].t() * 0)
+        pairs += rows * cols
+    return torch.cat(outs), torch.cat(sums)
+
+
+def logsum(stats: Tensor) -> Tensor:
+    """The logarithm of the sum of exponentials, 0 for none."""
+    is_empty = stats[..., 1] == 0
+    return stats[..., 0].detach() - torch.where(is_empty, 1, stats[..., 1]).log()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("channels", [1, 8, 19, 64])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_values_and_gradients(
+    batch: str, heads: int, channels: int, dropout: float, backend: str
+) -> None:
+    ptr = offsets(BATCHES[batch])
+    inputs = [features(int(ptr[-1]), heads, channels) for _ in range(3)]
+    out, stats = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED)
+    truth, sums = expected(*inputs, ptr, dropout=dropout)
+    torch.testing.assert_close(out, truth)
+    torch.testing.assert_close(logsum(stats), sums)
+    grad, of_sum = torch.randn_like(out), torch.randn_like(sums)
+    for ours, theirs, grads in (
+        ([out], [truth], [grad]),
+        ([out, logsum(stats)], [truth, sums], [grad, of_sum]),
+    ):
+        found = torch.autograd.grad(ours, inputs, grads, retain_graph=True)
+        wanted = torch.autograd.grad(theirs, inputs, grads, retain_graph=True, allow_unused=True)
+        for gradient, exact, x in zip(found, wanted, inputs, strict=True):
+            torch.testing.assert_close(gradient, torch.zeros_like(x) if exact is None else exact)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_keys_of_other_nodes(dropout: float, backend: str) -> None:
+    """Queries without keys get 0, and keys without queries no gradient."""
+    ptr, key_ptr = offsets([2, 3, 0, 65, 1]), offsets([140, 0, 4, 3, 1])
+    query, key, value = features(71, 2, 5), features(148, 2, 5), features(148, 2, 5)
+    options: dict[str, Any] = {"key_ptr": key_ptr, "dropout": dropout}
+    out, stats = ops.dense_attention(query, key, value, ptr, seed=SEED, **options)
+    truth, _ = expected(query, key, value, ptr, **options)
+    torch.testing.assert_close(out, truth)
+    assert not out[2:5].any() and not stats[2:5].any()
+    grad = torch.randn_like(out)
+    ours, theirs = (torch.autograd.grad(x, (query, key, value), grad) for x in (out, truth))
+    for gradient, exact in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, exact)
+    assert not ours[1][140:144].any() and not ours[0][2:5].any()
+
+
+def test_it_is_attention_on_complete_graphs() -> None:
+    """The same weights are dropped, where edges are numbered as pairs are."""
+    sizes = [3, 0, 1, 20]
+    ptr = offsets(sizes)
+    blocks = [torch.cartesian_prod(torch.arange(n), torch.arange(n)) for n in sizes if n]
+    firsts = [int(first) for first, n in zip(ptr, sizes, strict=False) if n]
+    edges = torch.cat([block + first for block, first in zip(blocks, firsts, strict=True)])
+    inputs = [features(24, 2, 6) for _ in range(3)]
+    options: dict[str, Any] = {"dropout": 0.5, "seed": SEED, "scale": 0.7}
+    out, stats = ops.dense_attention(*inputs, ptr, **options)
+    same, _, other_stats = ops.attention(*inputs, edges.t().flip(0), **options)
+    torch.testing.assert_close(out, same)
+    torch.testing.assert_close(stats, other_stats)
+
+
+def test_of_pairs_beyond_32_bits_the_upper_half_is_a_counter() -> None:
+    found = dropout_factors(torch.empty(9, 2), 0.5, 3, 2**32 - 5)
+    assert torch.equal(found[:5], dropout_factors(torch.empty(5, 2), 0.5, 3, 2**32 - 5))
+    first = dropout_factors(torch.empty(64, 2), 0.5, 3)
+    assert not torch.equal(dropout_factors(torch.empty(64, 2), 0.5, 3, 2**32), first)
+
+
+@pytest.mark.parametrize("dtype", [d for d in FLOATING if d != torch.float64])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_errors_are_of_the_size_of_roundings(
+    dtype: torch.dtype, dropout: float, backend: str
+) -> None:
+    ptr = offsets([30, 1, 300])
+    inputs = [features(331, 2, 24, dtype) for _ in range(3)]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out, _ = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED)
+    truth, _ = expected(*wide, ptr, dropout=dropout)
+    upstream, _ = expected(*inputs, ptr, dropout=dropout)
+    grad = torch.randn_like(out)
+    ours = (out, *torch.autograd.grad(out, inputs, grad))
+    exact = (truth, *torch.autograd.grad(truth, wide, grad.double()))
+    theirs = (upstream, *torch.autograd.grad(upstream, inputs, grad))
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert a.dtype == dtype
+        error, own = ((x.double() - c).abs().max() for x in (a, b))
+        assert error <= 2 * own + 4 * torch.finfo(dtype).eps * c.abs().max()
+
+
+def test_strides_and_integers_of_either_size(backend: str) -> None:
+    ptr = offsets([4, 9])
+    projected = torch.randn(13, 3, 2, 5, dtype=torch.float64, requires_grad=True)
+    strided = torch.stack([ptr, ptr], 1).int()[:, 0]
+    out, _ = ops.dense_attention(*projected.unbind(1), strided)
+    truth, _ = expected(*projected.unbind(1), ptr)
+    torch.testing.assert_close(out, truth)
+    ours, theirs = (torch.autograd.grad(x.sum(), projected)[0] for x in (out, truth))
+    torch.testing.assert_close(ours, theirs)  # of a gradient of stride 0
+
+
+def test_large_scores_and_what_is_no_number(backend: str) -> None:
+    query, key, value = (torch.ones(8, 1, 2) for _ in range(3))
+    query[0], key[1] = 1e18, 1e18
+    query[3:5] = torch.tensor([float("nan"), float("inf")])[:, None, None]
+    value[7] = float("inf")
+    out, _ = ops.dense_attention(query, key, value, offsets([3, 2, 1, 2]))
+    assert torch.equal(out[:3], torch.ones(3, 1, 2))
+    assert out[3:5].isnan().all()
+    assert torch.equal(out[5], torch.ones(1, 2)) and out[6:].isinf().all()
+
+
+def test_every_weight_may_be_dropped(backend: str) -> None:
+    inputs = [features(5, 2, 3) for _ in range(3)]
+    out, _ = ops.dense_attention(*inputs, offsets([5]), dropout=1.0)
+    assert not out.any()
+    assert not any(g.any() for g in torch.autograd.grad(out.sum(), inputs))
+
+
+def test_a_seed_is_drawn_from_torch() -> None:
+    inputs = [features(40, 1, 3) for _ in range(3)]
+    torch.manual_seed(5)
+    first, other = (ops.dense_attention(*inputs, offsets([40]), dropout=0.5)[0] for _ in range(2))
+    torch.manual_seed(5)
+    again, _ = ops.dense_attention(*inputs, offsets([40]), dropout=0.5)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_derivatives_of_every_order(dropout: float, backend: str) -> None:
+    ptr = offsets([2, 0, 3])
+    inputs = [features(5, 2, 2) for _ in range(3)]
+
+    def attend(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        out, stats = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED)
+        return out, logsum(stats)
+
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+def test_only_wanted_gradients() -> None:
+    query, key, value = (features(6, 2, 3) for _ in range(3))
+    frozen = key.detach()
+    out, _ = ops.dense_attention(query, frozen, value, offsets([2, 4]))
+    truth, _ = expected(query, frozen, value, offsets([2, 4]))
+    ours, theirs = (torch.autograd.grad(x.sum(), (query, value)) for x in (out, truth))
+    for gradient, exact in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, exact)
+
+
+def test_parts_of_the_keys_are_merged(backend: str) -> None:
+    ptr = offsets([6])
+    query, key, value = (features(6, 2, 3) for _ in range(3))
+    halves = [
+        ops.dense_attention(query, key[part], value[part], ptr, key_ptr=offsets([3]))
+        for part in (slice(0, 3), slice(3, 6))
+    ]
+    out, _ = ops.merge(*halves[0], *halves[1])
+    truth, _ = expected(query, key, value, ptr)
+    torch.testing.assert_close(out, truth)
+    ours, theirs = (
+        torch.autograd.grad(x.square().sum(), (query, key, value)) for x in (out, truth)
+    )
+    for gradient, exact in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, exact)
+
+
+def test_opcheck_and_compile() -> None:
+    ptr = offsets([4, 5])
+    inputs = [torch.randn(9, 2, 3, requires_grad=True) for _ in range(3)]
+    operator = torch.ops.fastgraph.dense_attention.default
+    torch.library.opcheck(operator, (*inputs, ptr, None, SEED, 0.5, 0.3))
+    torch.library.opcheck(operator, (*inputs, ptr, ptr.int(), None, 0.5, 0.0))
+
+    def step(*inputs: Tensor) -> Tensor:
+        return ops.dense_attention(*inputs, ptr)[0].relu()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for ours, eager in zip(
+        torch.autograd.grad(compiled(*inputs).sum(), inputs),
+        torch.autograd.grad(step(*inputs).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_threads_or_other_graphs(
+    dtype: torch.dtype, restore_threads: None
+) -> None:
+    sizes = [700, 3, 0, 300, *range(40)]
+    ptr = offsets(sizes)
+    torch.manual_seed(0)
+    inputs = [features(int(ptr[-1]), 3, 10, dtype) for _ in range(3)]
+    grad = torch.randn_like(inputs[0])
+
+    def run(ptr: Tensor, *tensors: Tensor, dropout: float = 0.25) -> list[Tensor]:
+        *inputs, grad = tensors
+        out, stats = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED)
+        return [out, stats, *torch.autograd.grad(out, inputs, grad)]
+
+    results = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        results.append(run(ptr, *inputs, grad))
+    for first, again in zip(results[0] * 2, results[1] + results[2], strict=True):
+        assert torch.equal(first, again)
+    alone = [x[703:1003].detach().requires_grad_() for x in (*inputs, grad)]
+    batch = run(ptr, *inputs, grad, dropout=0.0)
+    for own, all_graphs in zip(run(offsets([300]), *alone, dropout=0.0), batch, strict=True):
+        assert torch.equal(own, all_graphs[703:1003])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"query": torch.ones(3, 2).int()}, "query must be one of"),
+        ({"query": torch.ones(3, 2)}, r"query must have shape \[nodes, heads, channels\], got"),
+        ({"key": torch.ones(4, 1, 2)}, r"key must have shape \[3, 1, 2\], got \[4, 1, 2\]"),
+        ({"value": torch.ones(3, 1, 3)}, r"value must have shape \[3, 1, 2\], got \[3, 1, 3\]"),
+        ({"key": torch.ones(3, 1, 2).double()}, "key must have the dtype"),
+        ({"ptr": torch.tensor([0.0, 3.0])}, "ptr must be int64 or int32, got torch.float32"),
+        ({"ptr": torch.tensor([[0, 3]])}, r"ptr must be dense \[graphs \+ 1\], got shape \[1, 2\]"),
+        ({"ptr": torch.tensor([], dtype=torch.int64)}, r"ptr must be dense \[graphs \+ 1\]"),
+        ({"ptr": torch.tensor([0, 2, 1, 3])}, "ptr must not decrease, got 1 at position 2"),
+        ({"ptr": torch.tensor([0, 4, 3])}, "ptr must not decrease, got 3 at position 2"),
+        ({"ptr": torch.tensor([0, 2])}, r"ptr must end with 3 \(the size of query\), got 2"),
+        ({"ptr": torch.tensor([0, 4])}, r"ptr must end with 3 \(the size of query\), got 4"),
+        ({"ptr": torch.tensor([1, 3])}, "ptr must start with 0, got 1"),
+        ({"ptr": torch.tensor([-1, 3])}, "ptr must start with 0, got -1"),
+        ({"key_ptr": torch.tensor([0, 1, 3])}, "key_ptr must have as many offsets as ptr, 2, got"),
+        ({"key_ptr": torch.tensor([0, 2])}, r"key_ptr must end with 3 \(the size of key\), got 2"),
+        ({"key_ptr": torch.tensor([False, True])}, "key_ptr must be int64 or int32, got"),
+        ({"dropout": 1.5}, r"dropout must be in \[0, 1\], got 1.5"),
+        ({"dropout": 0.5, "seed": torch.tensor([1, 2])}, "seed must be a tensor of one int64"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], text: str, backend: str) -> None:
+    arguments: dict[str, Any] = {name: torch.ones(3, 1, 2) for name in ("query", "key", "value")}
+    with pytest.raises(ValueError, match=text):
+        ops.dense_attention(**({"ptr": torch.tensor([0, 3])} | arguments | change))
