@@ -291,6 +291,9 @@ OPERATORS: dict[str, Callable[[Any], Tensor]] = {
     )[0],
     "sddmm": lambda d: ops.sddmm(d.x.view(-1, 2, 4), d.x.view(-1, 2, 4) + 1, d.edge_index),
     "head_scores": lambda d: ops.head_scores(d.x.view(-1, 2, 4), torch.ones(3, 2, 4)),
+    "dense_attention": lambda d: ops.dense_attention(
+        *(d.x.view(-1, 2, 4) + i for i in range(3)), torch.tensor([0, 9, 9, NUM_NODES])
+    )[0],
     "spmm, heads": lambda d: ops.spmm(d.x.view(-1, 2, 4), d.edge_index, d.edge_attr[:, :2]),
     "spmm, an edge outside": lambda d: ops.spmm(d.x, d.edge_index + NUM_NODES - 10),
 }

@@ -571,6 +571,72 @@ def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
     return given | {"grad_x": grad_x, "grad_att": grad_att}, check
 
 
+def dense_attention(lib: Library, draw: Draw) -> Prepared:
+    call, _, check = _dense_attention(draw)
+    return call, check
+
+
+def dense_attention_backward(lib: Library, draw: Draw) -> Prepared:
+    call, exact, check = _dense_attention(draw)
+    check(None, only_prepare=True)
+    query, key, value = (call[name] for name in ("query", "key", "value"))
+    grad = draw.features(query.dtype, *query.shape)
+    grad_logsum = draw.maybe(draw.features(call["stats"].dtype, *query.shape[:2]))
+    found = [torch.full_like(x, 77.0) for x in (query, key, value)]
+    wide = None if grad_logsum is None else grad_logsum.double()
+
+    def check_gradients(_: Any) -> None:
+        if exact is None:
+            return
+        out, stats, arguments = exact
+        wanted = reference.dense_attention_backward(
+            grad.double(), wide, *arguments[:5], out, stats, *arguments[5:]
+        )
+        for name, gradient, expected in zip(("query", "key", "value"), found, wanted, strict=True):
+            assert_near(gradient, expected, 64.0, name)
+
+    given = {"grad": grad, "grad_logsum": grad_logsum}
+    names = ("grad_query", "grad_key", "grad_value")
+    return call | given | dict(zip(names, found, strict=True)), check_gradients
+
+
+def _dense_attention(draw: Draw) -> tuple[dict[str, Any], Any, Any]:
+    """A call, what the reference makes of it unless something is no number, and a check."""
+    dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
+    graphs = draw.number(0, 5)
+    most = draw.one_of(3, 20, 150)
+    ptr, key_ptr = (
+        torch.tensor([0, *(draw.number(0, most) for _ in range(graphs))]).cumsum(0)
+        for _ in range(2)
+    )
+    if draw.one_of(True, False, False):  # of several parts
+        key_ptr[-1] += 520 * (graphs > 0)
+    query = draw.features(dtype, int(ptr[-1]), heads, width)
+    key, value = (draw.features(dtype, int(key_ptr[-1]), heads, width) for _ in range(2))
+    special = draw.with_specials(draw.one_of(query, key, value))
+    options = (0.25, draw.one_of(0.0, 0.3, 1.0), draw.number(-(2**63), 2**63 - 1))
+    exact = None
+    arguments = (query.double(), key.double(), value.double(), ptr, key_ptr, *options)
+    if not special:
+        exact = (*reference.dense_attention(*arguments), arguments)
+    out = torch.full_like(query, 77.0)
+    stats = torch.full((*query.shape[:2], 2), 77.0, dtype=accumulator(dtype))
+
+    def check(_: Any, only_prepare: bool = False) -> None:
+        if exact is None:
+            return
+        if only_prepare:
+            out.copy_(exact[0])
+            stats.copy_(exact[1])
+        else:
+            assert_near(out, exact[0], 32.0, "out")
+            assert_near(stats, exact[1], 32.0, "stats")
+
+    call = {"query": query, "key": key, "value": value, "ptr": ptr, "key_ptr": key_ptr}
+    call |= dict(zip(("scale", "dropout", "seed"), options, strict=True))
+    return call | {"out": out, "stats": stats}, exact, check
+
+
 CALLS = (
     checksum,
     prefer_huge_pages,
@@ -594,6 +660,8 @@ CALLS = (
     edge_program,
     head_scores,
     head_scores_backward,
+    dense_attention,
+    dense_attention_backward,
     *ATTENTION_CALLS,
     *SAMPLING_CALLS,
 )

@@ -46,6 +46,11 @@ UNTRUSTED |= {("sample_neighbors", name) for name in ("src_type", "dst_type", "n
 UNTRUSTED |= {("random_walk", name) for name in ("rowptr", "col", "seed")}
 UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "row", "seed", "edge_type")}
 UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
+UNTRUSTED |= {
+    (name, offsets)
+    for name in ("dense_attention", "dense_attention_backward")
+    for offsets in ("ptr", "key_ptr")
+}
 # Nor are tensors in lists of these.
 OF_LISTS = {"sample_neighbors", "unique_and_compact"}
 

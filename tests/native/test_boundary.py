@@ -93,6 +93,22 @@ def attention_calls(
     }
 
 
+def dense_calls() -> dict[str, dict[str, Any]]:
+    query, key = torch.randn(4, HEADS, WIDTH), torch.randn(6, HEADS, WIDTH)
+    offsets = {"ptr": torch.tensor([0, 1, 4]), "key_ptr": torch.tensor([0, 6, 6])}
+    given = {"query": query, "key": key, "value": key.clone(), **offsets}
+    given |= {"scale": 0.5, "dropout": 0.5, "seed": 7}
+    given |= {"out": query.clone(), "stats": torch.randn(4, HEADS, 2)}
+    gradients = {
+        "grad": query.clone(),
+        "grad_logsum": query[..., 0].clone(),
+        "grad_query": query.clone(),
+        "grad_key": key.clone(),
+        "grad_value": key.clone(),
+    }
+    return {"dense_attention": given, "dense_attention_backward": given | gradients}
+
+
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     graph = make_graph(lib, "random")
     flipped = transpose(lib, graph)
@@ -107,94 +123,98 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     matrix = ascending | {"row_id": torch.arange(graph.num_rows).int()}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
     matrix_t |= {"num_cut_t": num_cut_t, "row_id_t": torch.arange(graph.num_cols).int()}
-    return attention_calls(graph, matrix, matrix_t) | {
-        "build_csr": {
-            "row": graph.row,
-            "col": graph.col,
-            "num_rows": graph.num_rows,
-            "num_cols": graph.num_cols,
-            "rowptr": rowptr.clone(),
-            "col_out": col.clone(),
-            "edge_id": torch.empty_like(col),
-        },
-        "build_csr_with_loops": {
-            "row": graph.row,
-            "col": graph.col,
-            "num_rows": graph.num_rows,
-            "num_cols": graph.num_cols,
-            "num_loops": 3,
-            "rowptr": rowptr.clone(),
-            "col_out": torch.empty(graph.num_edges + 3, dtype=torch.int32),
-            "edge_id": torch.empty(graph.num_edges + 3, dtype=torch.int32),
-        },
-        "check_csr": {
-            "ptr": rowptr,
-            "index": col.long(),
-            "num_rows": graph.num_rows,
-            "num_cols": graph.num_cols,
-            "rowptr": rowptr.clone(),
-            "col_out": col.clone(),
-        },
-        "order_rows": {
-            **ascending,
-            "row_bytes": 1024,
-            "rowptr_out": rowptr.clone(),
-            "col_out": col.clone(),
-            "edge_id_out": torch.empty_like(col),
-            "row_id_out": torch.empty(graph.num_rows, dtype=torch.int32),
-        },
-        "transpose_csr": {
-            **ascending,
-            "num_cols": graph.num_cols,
-            "rowptr_t": rowptr_t.clone(),
-            "col_t": col_t.clone(),
-            "edge_id_t": torch.empty_like(col_t),
-        },
-        "reverse_rows": {"rowptr": rowptr, "col": col, "col_out": col.clone()},
-        "same_indices": {"a": col.long(), "b": col},
-        "inverse_degree": {"rowptr": rowptr, "out": torch.empty(graph.num_rows)},
-        "spmm": {
-            **matrix,
-            "weight": weight,
-            "row_scale": torch.randn(graph.num_rows),
-            "col_scale": torch.randn(graph.num_cols),
-            "x": x,
-            "out": out.clone(),
-        },
-        "sddmm": {
-            **matrix,
-            "row_scale": torch.randn(graph.num_rows),
-            "grad": out,
-            "x": x,
-            "out": weight.clone(),
-        },
-        "edge_softmax": {**matrix, "score": of_heads, "out": of_heads.clone()},
-        "edge_softmax_backward": {
-            **matrix,
-            "weight": of_heads,
-            "grad": of_heads.clone(),
-            "grad_score": of_heads.clone(),
-        },
-        "segment_reduce": {
-            **matrix,
-            "weight": weight,
-            "is_max": True,
-            "x": x,
-            "out": out.clone(),
-            "ties": record,
-            "winner": None,
-        },
-        "segment_reduce_backward": {
-            **ascending,
-            "weight": weight,
-            "x": x,
-            "out": out,
-            "grad": out.clone(),
-            "ties": None,
-            "winner": record,
-            "grad_x": x.clone(),
-        },
-    }
+    return (
+        attention_calls(graph, matrix, matrix_t)
+        | dense_calls()
+        | {
+            "build_csr": {
+                "row": graph.row,
+                "col": graph.col,
+                "num_rows": graph.num_rows,
+                "num_cols": graph.num_cols,
+                "rowptr": rowptr.clone(),
+                "col_out": col.clone(),
+                "edge_id": torch.empty_like(col),
+            },
+            "build_csr_with_loops": {
+                "row": graph.row,
+                "col": graph.col,
+                "num_rows": graph.num_rows,
+                "num_cols": graph.num_cols,
+                "num_loops": 3,
+                "rowptr": rowptr.clone(),
+                "col_out": torch.empty(graph.num_edges + 3, dtype=torch.int32),
+                "edge_id": torch.empty(graph.num_edges + 3, dtype=torch.int32),
+            },
+            "check_csr": {
+                "ptr": rowptr,
+                "index": col.long(),
+                "num_rows": graph.num_rows,
+                "num_cols": graph.num_cols,
+                "rowptr": rowptr.clone(),
+                "col_out": col.clone(),
+            },
+            "order_rows": {
+                **ascending,
+                "row_bytes": 1024,
+                "rowptr_out": rowptr.clone(),
+                "col_out": col.clone(),
+                "edge_id_out": torch.empty_like(col),
+                "row_id_out": torch.empty(graph.num_rows, dtype=torch.int32),
+            },
+            "transpose_csr": {
+                **ascending,
+                "num_cols": graph.num_cols,
+                "rowptr_t": rowptr_t.clone(),
+                "col_t": col_t.clone(),
+                "edge_id_t": torch.empty_like(col_t),
+            },
+            "reverse_rows": {"rowptr": rowptr, "col": col, "col_out": col.clone()},
+            "same_indices": {"a": col.long(), "b": col},
+            "inverse_degree": {"rowptr": rowptr, "out": torch.empty(graph.num_rows)},
+            "spmm": {
+                **matrix,
+                "weight": weight,
+                "row_scale": torch.randn(graph.num_rows),
+                "col_scale": torch.randn(graph.num_cols),
+                "x": x,
+                "out": out.clone(),
+            },
+            "sddmm": {
+                **matrix,
+                "row_scale": torch.randn(graph.num_rows),
+                "grad": out,
+                "x": x,
+                "out": weight.clone(),
+            },
+            "edge_softmax": {**matrix, "score": of_heads, "out": of_heads.clone()},
+            "edge_softmax_backward": {
+                **matrix,
+                "weight": of_heads,
+                "grad": of_heads.clone(),
+                "grad_score": of_heads.clone(),
+            },
+            "segment_reduce": {
+                **matrix,
+                "weight": weight,
+                "is_max": True,
+                "x": x,
+                "out": out.clone(),
+                "ties": record,
+                "winner": None,
+            },
+            "segment_reduce_backward": {
+                **ascending,
+                "weight": weight,
+                "x": x,
+                "out": out,
+                "grad": out.clone(),
+                "ties": None,
+                "winner": record,
+                "grad_x": x.clone(),
+            },
+        }
+    )
 
 
 FUNCTIONS = (
@@ -222,6 +242,8 @@ FUNCTIONS = (
     "attention",
     "attention_backward_dst",
     "attention_backward_src",
+    "dense_attention",
+    "dense_attention_backward",
 )
 # Sizes are taken from these: what disagrees with them is reported instead.
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}

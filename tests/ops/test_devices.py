@@ -103,6 +103,15 @@ def test_all_elsewhere_have_the_shape_of_the_result(name: str) -> None:
     assert (found.shape, found.dtype, found.device.type) == (expected.shape, expected.dtype, "meta")
 
 
+def test_dense_attention() -> None:
+    x, ptr = _nodes(), torch.tensor([0, NODES])
+    for changed in ("query", "key", "value", "ptr"):
+        tensors = {"query": x, "key": x, "value": x, "ptr": ptr}
+        tensors[changed] = tensors[changed].to("meta")
+        with pytest.raises(ValueError, match=r"device.*meta|meta.*device"):
+            ops.dense_attention(**tensors)
+
+
 def test_head_scores() -> None:
     x, att = _nodes(), torch.randn(2, HEADS, CHANNELS)
     for tensors in ((x.to("meta"), att), (x, att.to("meta"))):

@@ -1,7 +1,7 @@
 """Attention of all nodes to all nodes: each rank computes some heads, whatever the mode.
 
-There is no halo to exchange, as every node needs all others. torch's own operator does the heads of
-a rank, on keys and values in the order of ranks: a sum over all nodes has no order.
+There is no halo to exchange, as every node needs all others. torch's own operator, or that of
+graphs in a row, does the heads of a rank, on keys and values in the order of ranks: a sum over all nodes has no order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded, whole
 from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
+from fastgraph.ops.dense_attention import DENSE_ATTENTION
 
 
 @rule("scaled_dot_product_attention")
@@ -119,6 +120,44 @@ def multi_head(
     return ShardedTensor(
         F.linear(out, enter(out_proj_weight), enter(out_proj_bias)), targets, 0
     ), None
+
+
+@rule("fastgraph::dense_attention")
+@unpacked
+def of_graphs(
+    func: TorchFunction,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> tuple[ShardedTensor, ShardedTensor]:
+    """:func:`fastgraph.ops.dense_attention`: graphs may lie across ranks, which share heads.
+
+    Raises:
+        ValueError: weights are to be dropped, which heads of other ranks would not be alike.
+    """
+    if not (is_sharded(query) and is_sharded(key) and is_sharded(value)):
+        raise NoRuleError
+    if any(x.axis != 0 or x.dim() != 3 for x in (query, key, value)) or is_sharded(ptr):
+        raise NoRuleError
+    if dropout > 0:
+        raise ValueError("dropout must be 0 for sharded tensors in dense_attention")
+    _check_heads(query.shape[1])
+    targets, rows = query.rows, key.rows
+    heads = layout_of_heads(query.shape[1])
+    local = [query.local, key.local, aligned(value, rows, 0)]
+    layouts = [targets, rows, rows]
+    sent = to_heads(local, layouts, heads)
+    in_order = [x.index_select(0, layout.order) for x, layout in zip(sent, layouts, strict=True)]
+    COUNTS.attention["heads (dense)"] += 1
+    found = DENSE_ATTENTION(*in_order, ptr, key_ptr, seed, scale, dropout)
+    of_ranks = inverse(targets.order)
+    out, stats = (to_rows([x.index_select(0, of_ranks)], [targets], heads)[0] for x in found)
+    return ShardedTensor(out, targets, 0), ShardedTensor(stats, targets, 0)
 
 
 def _check_heads(num_heads: int) -> None:
