@@ -39,6 +39,11 @@ _ATTENTION = {
     "GATv2Conv": "`gatv2`",
     "TransformerConv": "`attention`",
 }
+_LEFT_BY_GPS = (
+    "other kinds of attention than `multihead`; `MultiheadAttention` with hooks, of a subclass, "
+    "with `kdim`, `add_bias_kv` or `add_zero_attn`; a `batch` that is not sorted; autocast; "
+    "compiled code; GPUs"
+)
 _LEFT_BY_ATTENTION = (
     'an overridden `message` or `edge_update`; `flow="target_to_source"`; no features of the '
     "destinations; CSC matrices; features of edges beside a sparse matrix; attention weights of a "
@@ -88,6 +93,9 @@ def layers_table() -> str:
     for name in sorted(routed_layers()):
         if name in _ATTENTION:
             rows.append((f"`{name}`", "attention", _ATTENTION[name], _LEFT_BY_ATTENTION))
+            continue
+        if name == "GPSConv":
+            rows.append(("`GPSConv`", "attention of all pairs", "`dense_attention`", _LEFT_BY_GPS))
             continue
         message = known_message(getattr(conv, name))
         assert message is not None

@@ -16,6 +16,9 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.sizes import is_too_small_to_attend
+from fastgraph.routing.status import count_too_small
+from fastgraph.upstream import label_of
 
 
 def install(patches: Patches) -> None:
@@ -28,9 +31,9 @@ def plan(
 ) -> Computation | Refusal | None:
     """The forward pass of a call, or the reason to leave it to upstream.
 
-    ``None`` for other attention than ``MultiheadAttention``, which is linear already; for sharded
-    features, of which that has a rule of its own; and while code is compiled, as whether a batch is
-    sorted is in its values.
+    ``None`` for one small graph; for other attention than ``MultiheadAttention``, which is linear
+    already; for sharded features, of which that has a rule of its own; and while code is compiled,
+    as whether a batch is sorted is in its values.
     """
     attention = module.attn
     if not isinstance(attention, MultiheadAttention) or is_defined_by(x):
@@ -40,6 +43,9 @@ def plan(
     refusal = execution_mode() or plain_tensor("x", x) or self_attention_refusal(attention, x)
     if refusal is not None:
         return refusal
+    if batch is None and is_too_small_to_attend(len(x)):
+        count_too_small(label_of(type(module)))
+        return None
     ptr = _offsets(x, batch)
     if isinstance(ptr, Refusal):
         return ptr

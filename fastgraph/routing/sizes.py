@@ -300,6 +300,22 @@ def is_too_small_product(num_entries: int, x: Tensor) -> bool:
     return num_entries < bound and current().min_edges is None
 
 
+_FEWEST_NODES_OF_ONE = 100
+"""The nodes from which on attention of all pairs of one graph was no slower than upstream's."""
+
+
+def is_too_small_to_attend(num_nodes: int) -> bool:
+    """True if attention of all nodes of one graph would take longer than upstream's code.
+
+    A batch of graphs costs upstream more than this, as they are padded. Never where the setting
+    ``min_edges`` says what is too small.
+
+    Args:
+        num_nodes: of the graph.
+    """
+    return num_nodes < _FEWEST_NODES_OF_ONE and current().min_edges is None
+
+
 def of_many(*_: object) -> None:
     """Features with so many channels that their number does not matter."""
 

@@ -135,10 +135,19 @@ def test_state_and_steps_are_upstreams() -> None:
 
 def test_a_batch_is_its_graphs_one_by_one() -> None:
     module, x = layer(norm=None, conv=None).double(), features().double()
-    with fastgraph.enabled():
+    with fastgraph.enabled(min_edges=0):
         together = module(x, EDGES, BATCH)
         alone = [module(part, EDGES) for part in x.split(SIZES)]
     torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_one_small_graph_is_upstreams() -> None:
+    module, x = layer(conv=None), features()
+    plain = module(x, EDGES)
+    fastgraph.status().reset()
+    with fastgraph.enabled(strict=True):
+        assert torch.equal(module(x, EDGES), plain)
+    assert any("too few" in reason for reason in fastgraph.status().row("GPSConv").reasons)
 
 
 def attention(change: Callable[[nn.MultiheadAttention], object]) -> GPSConv:

@@ -1,7 +1,8 @@
 """Attention of all nodes to all nodes: each rank computes some heads, whatever the mode.
 
 There is no halo to exchange, as every node needs all others. torch's own operator, or that of
-graphs in a row, does the heads of a rank, on keys and values in the order of ranks: a sum over all nodes has no order.
+graphs in a row, does the heads of a rank: the former on keys and values in the order of ranks, as a
+sum over all nodes has no order.
 """
 
 from __future__ import annotations
