@@ -107,6 +107,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             yield from _attention(values, graph, operator, heads, channels)
     for heads, channels in _SHAPES:
         yield from _head_scores(values, heads, channels)
+        yield from _all_pairs(values, [3, 0, 1, 40, 130], heads, channels)
 
 
 def typical() -> dict[str, Case]:
@@ -123,6 +124,7 @@ def typical() -> dict[str, Case]:
         _programs(values, graph, heads, channels),
         *(_attention(values, graph, o, heads, channels) for o in (GATV2, GAT, ATTENTION)),
         _head_scores(values, heads, channels),
+        _all_pairs(values, [25] * (nodes // 25), heads, channels),
     ):
         # The first of each, which is the plain sum or maximum, without features of edges.
         for case in itertools.islice(made, 3):
@@ -287,6 +289,21 @@ def _head_scores(values: _Values, heads: int, channels: int) -> Iterator[Case]:
     where = f"{heads} x {channels}"
     yield Case("head_scores", where, None, (x, att), {})
     yield Case("head_scores_backward", where, None, (x, att, grad), {"addend": addend})
+
+
+def _all_pairs(values: _Values, sizes: list[int], heads: int, channels: int) -> Iterator[Case]:
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    nodes, wide = sum(sizes), accumulator(values.dtype)
+    tensors = [values.normal(nodes, heads, channels) for _ in range(3)]
+    for dropout in (0.0, 0.25):
+        where = f"graphs of {max(sizes)}, {heads} x {channels}, dropout {dropout}"
+        given, options = (*tensors, ptr, ptr), (channels**-0.5, dropout, 7)
+        yield Case("dense_attention", where, None, (*given, *options), {})
+        out, stats = reference.dense_attention(*given, *options)
+        known = out.to(values.dtype).double(), stats.to(wide).double()
+        gradients = values.normal(nodes, heads, channels), values.normal(nodes, heads, of=wide)
+        backward = (*gradients, *given, *known, *options)
+        yield Case("dense_attention_backward", where, None, backward, {})
 
 
 def _ends(graph: GraphCase, transpose: bool) -> tuple[int, int]:
