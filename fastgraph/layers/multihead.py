@@ -51,7 +51,7 @@ def self_attention_refusal(module: Any, x: Tensor) -> Refusal | None:
 
 
 def self_attention(module: Any, x: Tensor, ptr: Tensor) -> Tensor:
-    """What ``module(h, h, h)`` gives for each node, where h are the nodes of its graph.
+    """The rows of ``module(h, h, h)`` for each node, where h are the nodes of its graph.
 
     Args:
         module: one that :func:`self_attention_refusal` has nothing against.
