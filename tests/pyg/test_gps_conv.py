@@ -146,7 +146,7 @@ def test_one_small_graph_is_upstreams() -> None:
     plain = module(x, EDGES)
     fastgraph.status().reset()
     with fastgraph.enabled(strict=True):
-        assert torch.equal(module(x, EDGES), plain)
+        torch.testing.assert_close(module(x, EDGES), plain)
     assert any("too few" in reason for reason in fastgraph.status().row("GPSConv").reasons)
 
 
