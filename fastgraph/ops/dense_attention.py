@@ -36,7 +36,8 @@ def dense_attention(
 
     On the CPU what is stored grows with nodes: the result, two numbers for each node and head, and
     while gradients are computed, up to eight copies of the query of graphs of 512 nodes and more.
-    The backward pass needs the result, too, which may not be edited before. Where no backend has a kernel, torch's operations compute graph by graph, and store all pairs.
+    The backward pass needs the result, too, which may not be edited before. Where no backend has a
+    kernel, torch's operations compute graph by graph, and store all pairs.
 
     Dropout is that of :func:`attention`: a weight is kept if the first word of Philox4x32-10 for
     the key ``seed`` and the counter ``(pair, head, 0, 0)`` is at least ``dropout * 2^32``. Pairs
