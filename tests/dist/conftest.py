@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from fastgraph.dist.graphs import pyg_functions
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor import hooks
 from tests import forks
 
 _SECONDS_OF_A_RANK = 100.0
@@ -24,12 +26,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("world_size", sizes, scope="module")
 
 
-@pytest.fixture(autouse=True)
-def world_as_before() -> Iterator[None]:
-    """A test that joins the ranks, if only as a single one, does so for itself alone."""
+def _world_as_before() -> Iterator[None]:
     before = asdict(WORLD)
     yield
     vars(WORLD).update(before)
+
+
+@pytest.fixture(autouse=True)
+def world_as_before() -> Iterator[None]:
+    """A test that joins the ranks, if only as a single one, does so for itself alone."""
+    yield from _world_as_before()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """What fixtures of a module joined and patched, tests of other modules do not see."""
+    yield from _world_as_before()
+    hooks.PATCHES.restore()
+    pyg_functions._AWAITED.clear()
 
 
 @pytest.fixture(scope="session")
