@@ -93,8 +93,7 @@ def without_shares(out: Tensor, stats: Tensor) -> Tensor:
         out: ``[nodes, heads, channels]``.
         stats: the joined statistics, ``[nodes, heads, 2]``.
     """
-    found: Tensor = _Lost.apply(out, is_without_share(stats).unsqueeze(-1))
-    return found
+    return _Lost.apply(out, is_without_share(stats).unsqueeze(-1))  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _OfLost(Context):

@@ -35,7 +35,7 @@ def make_lazy_weights(module: Any, message: object, arguments: Mapping[str, Any]
         lazy, given = module._modules.get(name), arguments.get(argument)
         if type(lazy) is not Linear or not lazy.__dict__.get("_hook"):
             continue
-        features = given if position is None else given[position]
+        features = given[position] if given is not None and position is not None else given
         if isinstance(features, Tensor) and features.dim() > 0:
             lazy.initialize_parameters(lazy, (features,))
 

@@ -48,7 +48,7 @@ from fastgraph.pyg.collecting import (
     key_of,
     place_of,
 )
-from fastgraph.pyg.matrices import is_matrix, unfolded
+from fastgraph.pyg.matrices import Unfolded, is_matrix, unfolded
 from fastgraph.pyg.modules import make_lazy_weights
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
 from fastgraph.pyg.softmax import known_softmax
@@ -241,13 +241,15 @@ def _plan(
     refusal = execution_mode() or mode_refusal()
     if refusal is not None:
         return refusal
-    given, matrix = arguments, None
+    given = arguments
+    matrix: Unfolded | None = None
     if is_matrix(edge_index):
         if edge_index.is_cpu and are_too_few(PROGRAM, edge_index._nnz()):
             return TOO_SMALL
-        matrix = unfolded(module, form.collected, edge_index, arguments)
-        if isinstance(matrix, Refusal):
-            return matrix
+        of_entries = unfolded(module, form.collected, edge_index, arguments)
+        if isinstance(of_entries, Refusal):
+            return of_entries
+        matrix = of_entries
         if matrix.has_offsets and "ptr" in dict(form.taken):
             return Refusal("its message takes ptr")
         edge_index, arguments = matrix.edges.index, matrix.arguments

@@ -297,12 +297,12 @@ def _all_pairs(values: _Values, sizes: list[int], heads: int, channels: int) -> 
     tensors = [values.normal(nodes, heads, channels) for _ in range(3)]
     for dropout in (0.0, 0.25):
         where = f"graphs of {max(sizes)}, {heads} x {channels}, dropout {dropout}"
-        given, options = (*tensors, ptr, ptr), (channels**-0.5, dropout, 7)
-        yield Case("dense_attention", where, None, (*given, *options), {})
-        out, stats = reference.dense_attention(*given, *options)
+        given: tuple[Any, ...] = (*tensors, ptr, ptr, channels**-0.5, dropout, 7)
+        yield Case("dense_attention", where, None, given, {})
+        out, stats = reference.dense_attention(*given)
         known = out.to(values.dtype).double(), stats.to(wide).double()
         gradients = values.normal(nodes, heads, channels), values.normal(nodes, heads, of=wide)
-        backward = (*gradients, *given, *known, *options)
+        backward = (*gradients, *given[:5], *known, *given[5:])
         yield Case("dense_attention_backward", where, None, backward, {})
 
 
