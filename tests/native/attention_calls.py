@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from tests.native.drawing import (
     Draw,
     Library,
     Prepared,
+    assert_equal,
     assert_near,
     built,
     transposed,
@@ -173,6 +175,40 @@ def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
     return Attention(lib, draw, "attention").backward_src(lib, "attention", "key", "value")
 
 
+def head_scores(lib: Library, draw: Draw) -> Prepared:
+    dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
+    nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
+    x, att = draw.features(dtype, nodes, heads, width), draw.features(dtype, count, heads, width)
+    special = draw.with_specials(x)
+    scores = torch.full((count, nodes, heads), 77.0, dtype=dtype)
+
+    def check(_: Any) -> None:
+        if not special:
+            assert_equal(scores, reference.head_scores(x.double(), att.double()))
+
+    return {"x": x, "att": att, "scores": scores}, check
+
+
+def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
+    call, _ = head_scores(lib, draw)
+    x, att, scores = call.values()
+    special = not bool(x.isfinite().all())
+    grad = draw.features(scores.dtype, *scores.shape)
+    addend = draw.maybe(draw.features(x.dtype, *x.shape))
+    grad_x, grad_att = torch.full_like(x, 77.0), torch.full_like(att, 77.0)
+
+    def check(_: Any) -> None:
+        if not special:
+            wide = (x.double(), att.double(), grad.double())
+            other = None if addend is None else addend.double()
+            expected = reference.head_scores_backward(*wide, addend=other)
+            assert_equal(grad_x, expected[0])
+            assert_equal(grad_att, expected[1])
+
+    given = {"x": x, "att": att, "grad": grad, "addend": addend}
+    return given | {"grad_x": grad_x, "grad_att": grad_att}, check
+
+
 ATTENTION_CALLS = (
     gatv2,
     gatv2_backward_dst,
@@ -182,4 +218,6 @@ ATTENTION_CALLS = (
     attention,
     attention_backward_dst,
     attention_backward_src,
+    head_scores,
+    head_scores_backward,
 )

@@ -1,6 +1,7 @@
 """A valid call of each native function with random arguments, and a check of what it wrote.
 
-Those of attention are in ``attention_calls.py``, those of samplers in ``sampling_calls.py``.
+Those of attention are in ``attention_calls.py`` and ``dense_attention_calls.py``, those of samplers
+in ``sampling_calls.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fastgraph.graphs.tiles import Tiles
 from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
 from tests.native.attention_calls import ATTENTION_CALLS
+from tests.native.dense_attention_calls import DENSE_ATTENTION_CALLS
 from tests.native.drawing import (
     Draw,
     Graph,
@@ -537,106 +539,6 @@ def edge_program(lib: Library, draw: Draw) -> Prepared:
     return call | {"operands": lowered.operands(operands), "outputs": out}, check
 
 
-def head_scores(lib: Library, draw: Draw) -> Prepared:
-    dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
-    nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
-    x, att = draw.features(dtype, nodes, heads, width), draw.features(dtype, count, heads, width)
-    special = draw.with_specials(x)
-    scores = torch.full((count, nodes, heads), 77.0, dtype=dtype)
-
-    def check(_: Any) -> None:
-        if not special:
-            assert_equal(scores, reference.head_scores(x.double(), att.double()))
-
-    return {"x": x, "att": att, "scores": scores}, check
-
-
-def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
-    call, _ = head_scores(lib, draw)
-    x, att, scores = call.values()
-    special = not bool(x.isfinite().all())
-    grad = draw.features(scores.dtype, *scores.shape)
-    addend = draw.maybe(draw.features(x.dtype, *x.shape))
-    grad_x, grad_att = torch.full_like(x, 77.0), torch.full_like(att, 77.0)
-
-    def check(_: Any) -> None:
-        if not special:
-            wide = (x.double(), att.double(), grad.double())
-            other = None if addend is None else addend.double()
-            expected = reference.head_scores_backward(*wide, addend=other)
-            assert_equal(grad_x, expected[0])
-            assert_equal(grad_att, expected[1])
-
-    given = {"x": x, "att": att, "grad": grad, "addend": addend}
-    return given | {"grad_x": grad_x, "grad_att": grad_att}, check
-
-
-def dense_attention(lib: Library, draw: Draw) -> Prepared:
-    call, _, check = _dense_attention(draw)
-    return call, check
-
-
-def dense_attention_backward(lib: Library, draw: Draw) -> Prepared:
-    call, exact, check = _dense_attention(draw)
-    check(None, only_prepare=True)
-    query, key, value = (call[name] for name in ("query", "key", "value"))
-    grad = draw.features(query.dtype, *query.shape)
-    grad_logsum = draw.maybe(draw.features(call["stats"].dtype, *query.shape[:2]))
-    found = [torch.full_like(x, 77.0) for x in (query, key, value)]
-    wide = None if grad_logsum is None else grad_logsum.double()
-
-    def check_gradients(_: Any) -> None:
-        if exact is None:
-            return
-        out, stats, arguments = exact
-        wanted = reference.dense_attention_backward(
-            grad.double(), wide, *arguments[:5], out, stats, *arguments[5:]
-        )
-        for name, gradient, expected in zip(("query", "key", "value"), found, wanted, strict=True):
-            assert_near(gradient, expected, 64.0, name)
-
-    given = {"grad": grad, "grad_logsum": grad_logsum}
-    names = ("grad_query", "grad_key", "grad_value")
-    return call | given | dict(zip(names, found, strict=True)), check_gradients
-
-
-def _dense_attention(draw: Draw) -> tuple[dict[str, Any], Any, Any]:
-    """A call, what the reference makes of it unless something is no number, and a check."""
-    dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
-    graphs = draw.number(0, 5)
-    most = draw.one_of(3, 20, 150)
-    ptr, key_ptr = (
-        torch.tensor([0, *(draw.number(0, most) for _ in range(graphs))]).cumsum(0)
-        for _ in range(2)
-    )
-    if draw.one_of(True, False, False):  # of several parts
-        key_ptr[-1] += 520 * (graphs > 0)
-    query = draw.features(dtype, int(ptr[-1]), heads, width)
-    key, value = (draw.features(dtype, int(key_ptr[-1]), heads, width) for _ in range(2))
-    special = draw.with_specials(draw.one_of(query, key, value))
-    options = (0.25, draw.one_of(0.0, 0.3, 1.0), draw.number(-(2**63), 2**63 - 1))
-    exact = None
-    arguments = (query.double(), key.double(), value.double(), ptr, key_ptr, *options)
-    if not special:
-        exact = (*reference.dense_attention(*arguments), arguments)
-    out = torch.full_like(query, 77.0)
-    stats = torch.full((*query.shape[:2], 2), 77.0, dtype=accumulator(dtype))
-
-    def check(_: Any, only_prepare: bool = False) -> None:
-        if exact is None:
-            return
-        if only_prepare:
-            out.copy_(exact[0])
-            stats.copy_(exact[1])
-        else:
-            assert_near(out, exact[0], 32.0, "out")
-            assert_near(stats, exact[1], 32.0, "stats")
-
-    call = {"query": query, "key": key, "value": value, "ptr": ptr, "key_ptr": key_ptr}
-    call |= dict(zip(("scale", "dropout", "seed"), options, strict=True))
-    return call | {"out": out, "stats": stats}, exact, check
-
-
 CALLS = (
     checksum,
     prefer_huge_pages,
@@ -658,10 +560,7 @@ CALLS = (
     segment_reduce,
     segment_reduce_backward,
     edge_program,
-    head_scores,
-    head_scores_backward,
-    dense_attention,
-    dense_attention_backward,
     *ATTENTION_CALLS,
+    *DENSE_ATTENTION_CALLS,
     *SAMPLING_CALLS,
 )

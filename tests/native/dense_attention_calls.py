@@ -1,0 +1,83 @@
+"""A valid call of each native function of attention of all pairs, and a check of what it wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastgraph.backends import reference
+from fastgraph.plugins.backend import FLOATING, accumulator
+from tests.native.drawing import Draw, Library, Prepared, assert_near
+
+
+class DenseAttention:
+    """Random inputs, and what the reference makes of them in float64.
+
+    Attributes:
+        given: the arguments of the forward pass, with memory for its results.
+        inputs: the arguments of the reference.
+        exact: its output and statistics; ``None`` where some numbers are none.
+    """
+
+    def __init__(self, draw: Draw) -> None:
+        dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
+        graphs, most = draw.number(0, 5), draw.one_of(3, 20, 150)
+        ptr, key_ptr = (
+            torch.tensor([0, *(draw.number(0, most) for _ in range(graphs))]).cumsum(0)
+            for _ in range(2)
+        )
+        if draw.one_of(True, False, False):  # of several parts
+            key_ptr[-1] += 520 * (graphs > 0)
+        query = draw.features(dtype, int(ptr[-1]), heads, width)
+        key, value = (draw.features(dtype, int(key_ptr[-1]), heads, width) for _ in range(2))
+        special = draw.with_specials(draw.one_of(query, key, value))
+        options = (0.25, draw.one_of(0.0, 0.3, 1.0), draw.number(-(2**63), 2**63 - 1))
+        self.inputs = (query.double(), key.double(), value.double(), ptr, key_ptr, *options)
+        self.exact = None if special else reference.dense_attention(*self.inputs)
+        self.given: dict[str, Any] = {
+            **{"query": query, "key": key, "value": value, "ptr": ptr, "key_ptr": key_ptr},
+            **dict(zip(("scale", "dropout", "seed"), options, strict=True)),
+            "out": torch.full_like(query, 77.0),
+            "stats": torch.full((*query.shape[:2], 2), 77.0, dtype=accumulator(dtype)),
+        }
+
+
+def dense_attention(lib: Library, draw: Draw) -> Prepared:
+    call = DenseAttention(draw)
+
+    def check(_: Any) -> None:
+        if call.exact is not None:
+            for name, expected in zip(("out", "stats"), call.exact, strict=True):
+                assert_near(call.given[name], expected, 32.0, name)
+
+    return call.given, check
+
+
+def dense_attention_backward(lib: Library, draw: Draw) -> Prepared:
+    call = DenseAttention(draw)
+    given = call.given
+    if call.exact is not None:
+        for name, known in zip(("out", "stats"), call.exact, strict=True):
+            given[name].copy_(known)
+    names = ("query", "key", "value")
+    query = given["query"]
+    grad = draw.features(query.dtype, *query.shape)
+    grad_logsum = draw.maybe(draw.features(given["stats"].dtype, *query.shape[:2]))
+    found = {f"grad_{name}": torch.full_like(given[name], 77.0) for name in names}
+
+    def check(_: Any) -> None:
+        if call.exact is None:
+            return
+        of_logsum = None if grad_logsum is None else grad_logsum.double()
+        tensors, options = call.inputs[:5], call.inputs[5:]
+        wanted = reference.dense_attention_backward(
+            grad.double(), of_logsum, *tensors, *call.exact, *options
+        )
+        for (name, gradient), expected in zip(found.items(), wanted, strict=True):
+            assert_near(gradient, expected, 64.0, name)
+
+    return given | {"grad": grad, "grad_logsum": grad_logsum} | found, check
+
+
+DENSE_ATTENTION_CALLS = (dense_attention, dense_attention_backward)
