@@ -40,7 +40,7 @@ def world_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """What fixtures of a module joined and patched, tests of other modules do not see."""
+    """Tests of other modules do not see what fixtures of a module joined and patched."""
     yield from _world_as_before()
     hooks.PATCHES.restore()
     pyg_functions._AWAITED.clear()

@@ -98,7 +98,7 @@ def _both(module: nn.Module, call: Arguments) -> tuple[Any, Any]:
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_matrices(name: str, layout: str, is_pair: bool) -> None:
-    """What upstream computes, and with the edges as ``edge_index`` the same bits."""
+    """They give upstream's results, and the bits that the edges as ``edge_index`` give."""
     if is_pair and name == "PNA":
         pytest.skip("upstream takes no pair")
     make, width = LAYERS[name]
