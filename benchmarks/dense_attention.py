@@ -114,7 +114,7 @@ def _comparisons(batch: str, channels: int, heads: int, dropout: float) -> Any:
         return layer.attn(h, h, h, key_padding_mask=~mask, need_weights=False)[0][mask]
 
     def unpadded() -> Any:
-        return self_attention(layer.attn, x, gps_conv._offsets(x, index))
+        return self_attention(layer.attn, x, gps_conv.graph_offsets(x, index))
 
     def whole() -> Any:
         return layer(x, edges, index)

@@ -74,7 +74,7 @@ def without_data(arguments: Any) -> Any:
 
 
 def in_double() -> AbstractContextManager[object]:
-    """A mode in which float64 stays float64, whatever dtype it is converted to, as others become.
+    """A mode in which conversions to any floating-point dtype give float64.
 
     So a message that converts values can be compared with its program digit by digit.
     """

@@ -201,6 +201,6 @@ def _aggregate(module: MessagePassing, messages: Any, index: Tensor, size: Any) 
                 out: Tensor = base.scatter(messages, index, dim, size, reduction)
                 return out
             except (IndexError, RuntimeError):
-                pass  # of which the aggregation says more
+                pass  # PyG's aggregation raises again below, and names what does not fit
     out = module.aggr_module(messages, index, ptr=None, dim_size=size, dim=dim)
     return out

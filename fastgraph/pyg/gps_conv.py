@@ -46,14 +46,22 @@ def plan(
     if batch is None and is_too_small_to_attend(len(x)):
         count_too_small(label_of(type(module)))
         return None
-    ptr = _offsets(x, batch)
+    ptr = graph_offsets(x, batch)
     if isinstance(ptr, Refusal):
         return ptr
     return lambda: _forward(module, x, edge_index, batch, ptr, kwargs)
 
 
-def _offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
-    """The offsets of graphs among the nodes."""
+def graph_offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
+    """The offsets of graphs among the nodes, or why a batch has none.
+
+    Args:
+        x: ``[nodes, channels]``.
+        batch: the graph of each node, int64 ``[nodes]``, ascending; ``None`` for one graph.
+
+    Returns:
+        int64 ``[graphs + 1]``.
+    """
     if len(x) == 0:
         return Refusal("no nodes")
     if batch is None:

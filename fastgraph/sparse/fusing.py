@@ -38,7 +38,7 @@ from fastgraph.sparse.matching import (
     sum_of_ends,
 )
 from fastgraph.sparse.pattern import Pattern
-from fastgraph.sparse.programs import SUMS, Message, Refused
+from fastgraph.sparse.programs import REDUCED_AS, Message, Refused
 
 NAME = "sparse"
 """Under which products and reductions of expressions are counted."""
@@ -49,17 +49,20 @@ _FEWEST_OF_PROGRAM = 2**22
 """Entries times channels from which on an edge program was faster than two operators."""
 
 _FEWEST_OF_ROW = 16
-"""The mean number of entries in a row from which on programs of one head were: of 6.4 in WordNet
-they took 0.9 to 1.4 times as long, of 10 in Debian up to 1.2 times, of 88 in Tolokers 0.6 to 0.9
-times. Separate operators on eight heads, which stand last and are copied, were always slower."""
+"""The mean number of entries in a row from which on edge programs of one head were faster than
+separate operators. Of 6.4 in WordNet they took 0.9 to 1.4 times as long, of 10 in Debian up to 1.2
+times, of 88 in Tolokers 0.6 to 0.9 times. On eight heads, which stand last and are copied, separate
+operators were always slower."""
 
 _WIDE = 64
-"""Channels from which on products of dot products alone were faster on these, with gradients."""
+"""The number of channels from which on products of dot products and factors were faster by programs
+on rows of few entries, too, with gradients."""
 
 _MOST_SCALED, _MOST_SCALED_TRAINING = 8, 12
-"""Numbers of nodes that are scaled, or multiplied, for each entry of one head, with which this was
-faster than to do it with values of entries: 10 in WordNet with 64 channels took 0.97 to 1.39 times
-as long, and with gradients 0.95 to 1.1 times; 20 up to 1.7 times."""
+"""How many numbers of nodes may be scaled for each entry of one head, without and with gradients,
+where factors of rows and columns scale features of nodes in less time than values of entries. 10 in
+WordNet with 64 channels took 0.97 to 1.39 times as long, and with gradients 0.95 to 1.1
+times; 20 up to 1.7 times."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
 
 def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     """The operator that computes a reduction, or why separate ones do."""
-    if reduce not in SUMS:
+    if reduce not in REDUCED_AS:
         return "products of the values of rows"
     reason = _separate(values)
     if reason is not None:
@@ -168,13 +171,13 @@ def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     made = monomial(values)
     is_sum = reduce in ("sum", "smean")
     if is_sum and made is not None and _is_sum_of_products(made, values):
-        return _sum_of_products(made, values, dim, SUMS[reduce])
+        return _sum_of_products(made, values, dim, REDUCED_AS[reduce])
     heads = values.shape[1:].numel()
     has_gradient = torch.is_grad_enabled() and values.requires_grad
     message = _message(values, heads, heads, has_gradient, is_by_row=dim == 1)
     if isinstance(message, str):
         return message
-    run = functools.partial(message.reduced, SUMS[reduce], heads)
+    run = functools.partial(message.reduced, REDUCED_AS[reduce], heads)
     if reduce in ("smax", "smin"):
         return Plan("edge_program", run, True, 2, "the extremum of each row and its ties")
     return Plan("edge_program", run, True, 0, "each row")

@@ -32,7 +32,7 @@ _MOST_DOTS = 2
 _MOST_INSTRUCTIONS = 24
 """With more, values are longer computed than stored."""
 
-SUMS = {"sum": "sum", "smean": "mean", "smax": "max", "smin": "min"}
+REDUCED_AS = {"sum": "sum", "smean": "mean", "smax": "max", "smin": "min"}
 """Reductions of a row, as programs call them."""
 
 

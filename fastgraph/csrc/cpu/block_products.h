@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <utility>
 
 #include "fastgraph/chunks.h"
 #include "fastgraph/inline.h"

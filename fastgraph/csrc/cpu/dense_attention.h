@@ -27,7 +27,9 @@ template <typename T>
 void dense_attention(const DenseAttentionInputs<T>& in, double scale, Dropout dropout, Heads<T> out,
                      SoftmaxStats<Accumulator<T>> stats);
 
-// given.grad_alpha has no data.
+// The gradients of query, key and value, where `out` and given.stats are what the forward pass has
+// written, and given.grad and given.grad_logsum the gradients of these. given.grad_alpha has no
+// data.
 template <typename T>
 void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, Dropout dropout,
                               Heads<const T> out, const SoftmaxGradients<T>& given,

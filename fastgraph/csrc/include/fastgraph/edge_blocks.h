@@ -119,7 +119,7 @@ struct NodeRows {
   const T* of_entry(const Csr& graph, int64_t entry, int64_t head) const {
     return x.at(graph.col[entry], head);
   }
-  int64_t of_head() const { return x.width; }  // from the row of a head to that of the next
+  int64_t head_stride() const { return x.width; }
 
   // Asks for what entries further on will need where entry i reads kCount values at f.
   template <int kCount>
@@ -142,7 +142,7 @@ struct EdgeRows {
   const T* of_entry(const Csr& graph, int64_t entry, int64_t) const {
     return x.row(graph.edge(entry));
   }
-  constexpr int64_t of_head() const { return 0; }
+  constexpr int64_t head_stride() const { return 0; }
 
   // Rows of edges mostly follow each other in memory.
   template <int kCount>

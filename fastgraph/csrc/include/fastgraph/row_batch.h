@@ -364,7 +364,7 @@ FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange en
       for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V value = load<N>(other + h * rows.of_head() + q * N);
+          const V value = load<N>(other + h * rows.head_stride() + q * N);
           product[h] = multiply_add<A, N>(own[h][q], value, product[h]);
         }
       }
@@ -393,8 +393,8 @@ FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
       for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          total[h][q] = multiply_add<A, N>(splat<A, N>(weight[h]),
-                                           load<N>(row + h * rows.of_head() + q * N), total[h][q]);
+          total[h][q] = multiply_add<A, N>(
+              splat<A, N>(weight[h]), load<N>(row + h * rows.head_stride() + q * N), total[h][q]);
         }
       }
     }
