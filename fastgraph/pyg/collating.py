@@ -6,8 +6,10 @@ takes as long as a layer. Numbers, dtypes and errors are PyG's own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,7 +20,13 @@ from torch_geometric.utils import cumsum
 
 from fastgraph.plugins.patching import Patches
 
-_RULES = Data.__inc__, Data.__cat_dim__
+_rules = attrgetter("__inc__", "__cat_dim__", "num_nodes")
+
+_RULES = _rules(Data)
+_ARE_PYGS = all(
+    getattr(rule, "fget", rule).__globals__ is vars(sys.modules[Data.__module__]) for rule in _RULES
+)
+"""False for rules of a program that has changed PyG's before this module was imported."""
 
 
 def install(patches: Patches) -> None:
@@ -52,7 +60,8 @@ def _are_plain(key: str, values: list[Any], data_list: Sequence[Any]) -> bool:
         and all(type(value) is Tensor and value.layout == torch.strided for value in values)
         and not values[0].is_nested
         and all(type(data) is Data for data in data_list)
-        and (Data.__inc__, Data.__cat_dim__) == _RULES
+        and _ARE_PYGS
+        and _rules(Data) == _RULES
         and get_worker_info() is None
     )
 

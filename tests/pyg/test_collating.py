@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import pytest
@@ -133,6 +134,28 @@ def test_rules_that_a_program_changes_are_asked(monkeypatch: pytest.MonkeyPatch)
     plain = Batch.from_data_list(graphs)
     with fastgraph.enabled():
         assert_equal(parts(Batch.from_data_list(graphs)), parts(plain))
+
+
+def test_another_count_of_nodes_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [molecule(3), molecule(2)]
+    monkeypatch.setattr(Data, "num_nodes", property(lambda self: 10))
+    plain = Batch.from_data_list(graphs)
+    with fastgraph.enabled():
+        assert_equal(parts(Batch.from_data_list(graphs)), parts(plain))
+
+
+def test_rules_that_a_program_has_changed_before_are_not_pygs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = find_spec("fastgraph.pyg.collating")
+    assert spec is not None and spec.loader is not None
+    for is_plain in (True, False):
+        if not is_plain:
+            monkeypatch.setattr(Data, "__inc__", lambda self, key, value, *args: 7)
+        imported = module_from_spec(spec)
+        spec.loader.exec_module(imported)
+        data = molecule(2)
+        assert imported._are_plain("x", [data.x], [data]) is is_plain
 
 
 def test_workers_give_the_same_batches() -> None:
