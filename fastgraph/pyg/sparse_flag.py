@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from types import CodeType, ModuleType
 
 _FLAG = "WITH_TORCH_SPARSE"
@@ -39,12 +40,23 @@ class Typing(ModuleType):
         is_program = asking.f_globals.get("__name__") in _PROGRAMS
         if is_program and asking.f_code.co_name == "<module>":
             return needs_loaders_alone(asking.f_code)
+        if _FLAG not in vars(self):
+            raise AttributeError(_FLAG)
         return bool(vars(self)[_FLAG])
 
     def _set(self, value: bool) -> None:
         vars(self)[_FLAG] = value
 
-    WITH_TORCH_SPARSE = property(_is_there, _set)
+    def _delete(self) -> None:
+        if _FLAG not in vars(self):
+            raise AttributeError(_FLAG)
+        del vars(self)[_FLAG]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Picklers that send modules by their names know them by their exact type.
+        return import_module, (self.__name__,)
+
+    WITH_TORCH_SPARSE = property(_is_there, _set, _delete)
 
 
 def needs_loaders_alone(code: CodeType) -> bool:

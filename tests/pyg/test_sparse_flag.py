@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +73,31 @@ def test_the_module_is_put_back_and_may_be_set() -> None:
         assert ask() is False
     assert type(typing) is ModuleType
     assert vars(typing)["WITH_TORCH_SPARSE"] is False
+
+
+def test_the_module_is_pickled_by_its_name() -> None:
+    typing = torch_geometric.typing
+    with fastgraph.enabled():
+        assert pickle.loads(pickle.dumps(typing)) is typing
+
+
+def test_functions_that_name_the_module_are_sent_to_other_processes() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    program: dict[str, Any] = {"__name__": "__main__", "typing": torch_geometric.typing}
+    exec("def asks():\n    return typing.WITH_TORCH_SPARSE\n", program)
+    with fastgraph.enabled():
+        sent = cloudpickle.dumps(program["asks"])
+    assert pickle.loads(sent)() is False
+
+
+def test_the_flag_may_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fastgraph.enabled():
+        with monkeypatch.context() as deleting:
+            deleting.delattr(torch_geometric.typing, "WITH_TORCH_SPARSE")
+            assert not hasattr(torch_geometric.typing, "WITH_TORCH_SPARSE")
+            with pytest.raises(AttributeError):
+                del torch_geometric.typing.WITH_TORCH_SPARSE
+        assert ask() is False
 
 
 def ask() -> bool:
