@@ -1,6 +1,6 @@
 """Attention by in-degree in this checkout beside an older one, in turns.
 
-    python benchmarks/low_degree_checkouts.py OLDER [--rounds N] [--name NAME]
+    python benchmarks/low_degree_checkouts.py OLDER [--operators gat,gatv2] [--degrees 2,4]
 
 ``OLDER`` is a checkout whose CPU kernels are compiled. Each has a process, of one thread; what is
 reported is the fastest of all rounds, in processor time. Results go to
@@ -24,8 +24,6 @@ from rich.progress import track
 from measure.output import RESULTS, publish
 
 HERE = Path(__file__).parent
-OPERATORS = ("gat", "gatv2", "attention")
-DEGREES = (2, 4, 8, 32)
 SHAPES = ((8, 8), (4, 16))
 
 _SERVER = """
@@ -60,7 +58,10 @@ def _ask(server: subprocess.Popen[str], key: tuple[Any, ...]) -> list[float]:
     assert server.stdin is not None and server.stdout is not None
     server.stdin.write(json.dumps(key) + "\n")
     server.stdin.flush()
-    found: list[float] = json.loads(server.stdout.readline())
+    answer = server.stdout.readline()
+    if not answer:
+        raise click.ClickException(f"a checkout cannot run {key}; its error is above")
+    found: list[float] = json.loads(answer)
     return found
 
 
@@ -100,12 +101,17 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--commit", default="an older one", help="Of the older checkout.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--name", default="low-degree-checkouts", show_default=True)
+@click.option("--operators", default="gat,gatv2,attention", show_default=True)
+@click.option("--degrees", default="2,4,8,32", show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
-def main(older: Path, commit: str, out: Path, name: str, rounds: int) -> None:
+def main(
+    older: Path, commit: str, out: Path, name: str, operators: str, degrees: str, rounds: int
+) -> None:
     from measure.machine import machine_facts
 
     servers = {"older": _serve(older.resolve()), "this": _serve(HERE.parent.resolve())}
-    keys = [(o, d, *shape) for o in OPERATORS for shape in SHAPES for d in DEGREES]
+    in_degrees = [int(degree) for degree in degrees.split(",")]
+    keys = [(o, d, *shape) for o in operators.split(",") for shape in SHAPES for d in in_degrees]
     best = {(name, key): [float("inf")] * 2 for name in servers for key in keys}
     for _ in track(range(rounds), console=Console(stderr=True)):
         for key in keys:
@@ -121,7 +127,8 @@ def main(older: Path, commit: str, out: Path, name: str, rounds: int) -> None:
         }
         for key in keys
     ]
-    arguments = [f"--commit={commit}", f"--rounds={rounds}"]
+    arguments = [f"--commit={commit}", f"--operators={operators}", f"--degrees={degrees}"]
+    arguments.append(f"--rounds={rounds}")
     results = {
         "command": shlex.join(
             ["python", "benchmarks/low_degree_checkouts.py", "OLDER", *arguments]
