@@ -93,7 +93,7 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     if isinstance(inputs, Refusal):
         return inputs
     refusal = (
-        call_refusal(structure, inputs.src, can_move=True)
+        call_refusal(structure.device, structure.num_edges, inputs.src, can_move=True)
         or plain_parameters(module)
         or REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
     )

@@ -37,16 +37,18 @@ def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int
         return Refusal(f"features of layout {x.layout}")
     if x.dim() == 0 or x.shape[0] != num_in:
         return Refusal(f"features of shape {list(x.shape)} for {num_in} rows")
-    return call_refusal(structure, x) or REGISTRY.refusal(operator, device_type(x), x.dtype)
+    refusal = call_refusal(structure.device, structure.num_edges, x)
+    return refusal or REGISTRY.refusal(operator, device_type(x), x.dtype)
 
 
 def call_refusal(
-    structure: Structure, features: Tensor, *, can_move: bool = False
+    device: torch.device, num_edges: int, features: Tensor, *, can_move: bool = False
 ) -> Refusal | None:
-    """Why a call on these edges and features must be left to upstream.
+    """Why a call on edges and features must be left to upstream, whatever edges they are.
 
     Args:
-        structure: the edges.
+        device: of the edges.
+        num_edges: how many there are.
         features: of nodes.
         can_move: whether edges on the CPU may be copied to the device of the features.
     """
@@ -55,13 +57,12 @@ def call_refusal(
     refusal = execution_mode()
     if refusal is not None:
         return refusal
-    device = structure.device
     if features.device != device and not (can_move and device.type == "cpu"):
         return Refusal("features and graph on different devices")
     kind = device_type(features)
     if _has_autocast(kind) and torch.is_autocast_enabled(kind):
         return Refusal("under autocast, in which DGL's own functions take one dtype only")
-    return too_few_edges(structure.num_edges)
+    return too_few_edges(num_edges)
 
 
 def last_wins(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, call_refusal
 from fastgraph.dgl.sizes import SOFTMAX, is_too_small
-from fastgraph.dgl.structure import directed_structure_of
+from fastgraph.dgl.structure import directed_structure_of, sizes_of
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.dispatch import Computation
@@ -38,6 +38,11 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
         return NoOperator("a softmax of some of the edges has no operator")
     if is_too_small(SOFTMAX, gidx, score):
         return TOO_SMALL
+    # Before anything is read of the graph, which may be new.
+    if isinstance(score, Tensor) and score.dim() > 0 and score.shape[1:].numel() == 1:
+        num_rows = sizes_of(gidx)[0 if norm_by == "src" else 1]
+        if gidx.num_edges(0) < _LEAST_OF_ROWS * num_rows:
+            return NoOperator("a softmax of single scores over few edges has no operator")
     directed = directed_structure_of(gidx)
     if isinstance(directed, Refusal):
         return directed
@@ -51,10 +56,8 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
     transpose = is_reversed != (norm_by == "src")
     sizes = (structure.num_src, structure.num_dst)
     num_in, num_out = reversed(sizes) if transpose else sizes
-    if score.shape[1:].numel() == 1 and num_edges < _LEAST_OF_ROWS * num_out:
-        return NoOperator("a softmax of single scores over few edges has no operator")
     device_type = score.device.type
-    refusal = call_refusal(structure, score)
+    refusal = call_refusal(structure.device, num_edges, score)
     refusal = refusal or REGISTRY.refusal("edge_softmax", device_type, score.dtype)
     if refusal is not None:
         return refusal

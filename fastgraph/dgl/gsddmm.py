@@ -52,6 +52,9 @@ def plan(
         lhs, rhs = rhs, lhs
     if is_too_small(PRODUCT, gidx, lhs, lhs.shape[1:].numel()):
         return TOO_SMALL
+    refusal = _shapes_refusal(lhs, rhs)
+    if refusal is not None:
+        return refusal
     directed = directed_structure_of(gidx)
     if isinstance(directed, Refusal):
         return directed
@@ -94,17 +97,22 @@ def _check_rows(gidx: Any, x: Tensor, target: Any) -> None:
     )
 
 
+def _shapes_refusal(x: Tensor, y: Tensor) -> Refusal | None:
+    """Why features have no operator, whatever the graph."""
+    if x.shape[1:] != y.shape[1:] or x.dim() < 2 or 0 in x.shape[1:-1]:
+        sizes = f"{list(x.shape[1:])} and {list(y.shape[1:])}"
+        return NoOperator(f"dot products of features of shapes {sizes} have no operator")
+    if not _are_wide(x, y):
+        return NoOperator(f"dot products of features {list(x.shape[1:])} have no operator")
+    return None
+
+
 def _products(
     structure: Structure, is_reversed: bool, x: Tensor, y: Tensor
 ) -> Computation | Refusal:
     num_in, num_out = structure.num_src, structure.num_dst
     if is_reversed:
         num_in, num_out = num_out, num_in
-    if x.shape[1:] != y.shape[1:] or x.dim() < 2 or 0 in x.shape[1:-1]:
-        sizes = f"{list(x.shape[1:])} and {list(y.shape[1:])}"
-        return NoOperator(f"dot products of features of shapes {sizes} have no operator")
-    if not _are_wide(x, y):
-        return NoOperator(f"dot products of features {list(x.shape[1:])} have no operator")
     refusal = features_refusal(structure, "sddmm", x, num_in)
     if refusal is not None:
         return refusal

@@ -84,6 +84,9 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
     if is_too_small(least, gidx, x, channels):
         return TOO_SMALL
+    if op == "mul" and isinstance(rhs, Tensor) and not (rhs.dim() > 0 and _is_of_heads(rhs, x)):
+        sizes = f"{list(x.shape[1:])} and {list(rhs.shape[1:])}"
+        return NoOperator(f"products of features of shapes {sizes} have no operator")
     # The order of edges does not matter for sums, so that those of a reversed graph are found.
     directed = directed_structure_of(gidx, may_turn=reduce == "sum")
     if isinstance(directed, Refusal):
@@ -133,9 +136,6 @@ def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> Refusal | N
     refusal = structure.refusal("the features of edges", weight)
     if refusal is not None:
         return refusal
-    if weight.dim() == 0 or not _is_of_heads(weight, x):
-        sizes = f"{list(x.shape[1:])} and {list(weight.shape[1:])}"
-        return NoOperator(f"products of features of shapes {sizes} have no operator")
     if len(weight) != structure.num_edges:
         return Refusal(f"features of {len(weight)} edges for a graph with {structure.num_edges}")
     if weight.dim() > x.dim() or weight.layout != torch.strided:

@@ -315,11 +315,16 @@ def _read(gidx: Any) -> Structure | Refusal:
             # As they are pickled, without a copy: `edges` makes a number for each of them.
             src, dst = map(zerocopy_from_dgl_ndarray, gidx.__getstate__().arrays)
             if src.is_cpu or _may_ascend(dst):
-                ends = (0, 0) if gidx.number_of_ntypes() == 1 else gidx.metagraph.find_edge(0)
-                return Ungrouped(src, dst, *map(gidx.num_nodes, ends))
+                return Ungrouped(src, dst, *sizes_of(gidx))
         num_dst, num_src, ptr, index, edge_ids = _READ_TENSORS(gidx, 0, True, "csr")
     has_ids = len(index) > 0 and len(edge_ids) == len(index)
     return Structure(index, ptr, edge_ids if has_ids else None, num_src, num_dst)
+
+
+def sizes_of(gidx: Any) -> tuple[int, int]:
+    """The numbers of sources and of destinations of one relation, of which no edge is read."""
+    source, destination = (0, 0) if gidx.number_of_ntypes() == 1 else gidx.metagraph.find_edge(0)
+    return gidx.num_nodes(source), gidx.num_nodes(destination)
 
 
 _LEAST_ASCENDING = 20_000

@@ -32,7 +32,7 @@ from fastgraph.dgl.functions import Pair, pair_of
 from fastgraph.dgl.index_objects import is_below
 from fastgraph.dgl.ranks import ranks
 from fastgraph.dgl.sizes import ProgramWork
-from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.dgl.structure import Structure, sizes_of, structure_of
 from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
 from fastgraph.edge_programs.operations import EXTREMA
 from fastgraph.layers.prepared import Prepared
@@ -196,10 +196,7 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     refusal = mode_refusal() or _reduction_refusal(call)
     if refusal is not None:
         return refusal
-    structure = structure_of(graph._graph)
-    if isinstance(structure, Refusal):
-        return structure
-    device = structure.device
+    device = graph.device
     key = (*call.key(), device)
     known = KNOWN.get(key, call)
     if known is None:
@@ -211,12 +208,28 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     if isinstance(outcome, Refusal):
         return outcome
     tensors = _tensors(call, outcome)
-    num_mapped = structure.num_dst * outcome.traced.mapped_size
-    if num_mapped > call.num_edges * outcome.traced.matrix_size > 0:
-        return Refusal("its sums of nodes would take more memory than its matrices of edges")
     if has_bounds and _work(call, outcome, tensors).is_too_little(call.num_edges):
         return TOO_SMALL
-    if outcome.winning and type(graph._graph) is not HeteroGraphIndex and torch.is_grad_enabled():
+    refusal = _outcome_refusal(graph._graph, call, outcome)
+    refusal = refusal or _tensors_refusal(device, call.num_edges, tensors)
+    if refusal is not None:
+        return refusal
+    structure = structure_of(graph._graph)  # at last, as a new graph is read
+    if isinstance(structure, Refusal):
+        return structure
+    for name, tensor in tensors.items():
+        refusal = structure.refusal(name, tensor)
+        if refusal is not None:
+            return refusal
+    return functools.partial(_compute, call, outcome, structure, tensors)
+
+
+def _outcome_refusal(gidx: Any, call: Call, outcome: Prepared) -> Refusal | None:
+    """Why a program is not run on a graph in this mode, of which no edge is read."""
+    most = call.num_edges * outcome.traced.matrix_size
+    if most > 0 and sizes_of(gidx)[1] * outcome.traced.mapped_size > most:
+        return Refusal("its sums of nodes would take more memory than its matrices of edges")
+    if outcome.winning and type(gidx) is not HeteroGraphIndex and torch.is_grad_enabled():
         return Refusal("an extremum of which one edge has the gradient, on a sharded graph")
     if outcome.work.is_half and torch.is_grad_enabled() and outcome.winning:
         return Refusal("an extremum of a half type, of which one edge has the gradient")
@@ -225,10 +238,7 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     if _derived(outcome).splits and torch.is_grad_enabled():
         # Programs split gradients as PyG, where zeros that its output begins with take a share.
         return Refusal("amax or amin of messages while gradients are recorded")
-    refusal = _tensors_refusal(structure, tensors)
-    if refusal is not None:
-        return refusal
-    return functools.partial(_compute, call, outcome, structure, tensors)
+    return None
 
 
 class _Derived(NamedTuple):
@@ -311,19 +321,19 @@ def _work(call: Call, outcome: Prepared, tensors: Mapping[str, Tensor]) -> Progr
     )
 
 
-def _tensors_refusal(structure: Structure, tensors: Mapping[str, Tensor]) -> Refusal | None:
+def _tensors_refusal(
+    device: torch.device, num_edges: int, tensors: Mapping[str, Tensor]
+) -> Refusal | None:
+    """Why no program is run on tensors, beside so many edges on a device."""
     for name, tensor in tensors.items():
-        refusal = structure.refusal(name, tensor)
-        if refusal is None and tensor.layout is not torch.strided:
-            refusal = Refusal(f"{name} is not a dense tensor")
-        if refusal is not None:
-            return refusal
+        if tensor.layout is not torch.strided:
+            return Refusal(f"{name} is not a dense tensor")
     like = next((t for t in tensors.values() if t.is_floating_point()), None)
     if like is None:
         return Refusal("its message takes no tensors of a floating-point dtype")
     if any(t.device != like.device for t in tensors.values()):
         return Refusal("features and variables on different devices")
-    return call_refusal(structure, like) or REGISTRY.refusal(
+    return call_refusal(device, num_edges, like) or REGISTRY.refusal(
         "edge_program", device_type(like), like.dtype
     )
 

@@ -15,11 +15,12 @@ import torch
 
 import fastgraph
 from fastgraph import Graph
+from fastgraph.graphs import witness
 from fastgraph.graphs.memo import MEMO
-from fastgraph.graphs.witness import Checksum
 from tests.dgl.graphs import ORDINARY, dgl, graph, of_case
 from tests.graphs import random_edges
 
+import dgl.function as fn  # isort: skip
 import dgl.nn as dglnn  # isort: skip
 from fastgraph.dgl import structure  # isort: skip
 
@@ -59,11 +60,11 @@ def test_a_call_reads_a_csc_of_dgls_once(
     norm: str, has_csc: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    confirms = Checksum.confirms
+    checksums = witness._checksums
 
-    def counted(checksum: Checksum, tensors: Sequence[torch.Tensor]) -> bool:
+    def counted(tensors: Sequence[torch.Tensor]) -> Any:
         read.append(len(tensors))
-        return confirms(checksum, tensors)
+        return checksums(tensors)
 
     nodes = torch.arange(9)
     g, x = dgl.graph((nodes, (nodes + 1) % 9)), torch.randn(9, 4)  # in which none is lonely
@@ -73,7 +74,7 @@ def test_a_call_reads_a_csc_of_dgls_once(
     with fastgraph.enabled(strict=True):
         step(module, g, x)
         step(module, g, x)  # makes a checksum
-        monkeypatch.setattr(Checksum, "confirms", counted)
+        monkeypatch.setattr(witness, "_checksums", counted)
         step(module, g, x)
     assert read == ([2] if has_csc else [])
 
@@ -486,3 +487,49 @@ def test_keys_that_name_no_relation_are_dgls_errors() -> None:
                 g[key]
         assert g["_N", :, "_N"].num_edges() == 40
         assert g[:, "_E", :].num_edges() == 40
+
+
+def _by_number(edges: Any) -> dict[str, torch.Tensor]:
+    return {"m": edges.src["x"] / len(edges)}
+
+
+def _passed(g: Any, x: torch.Tensor, message: Any, reduce: Any) -> torch.Tensor:
+    with g.local_scope():
+        g.ndata["x"] = x
+        g.update_all(message, reduce)
+        out: torch.Tensor = g.ndata["y"]
+        return out
+
+
+def _of_edges(g: Any, x: torch.Tensor) -> torch.Tensor:
+    with g.local_scope():
+        g.ndata["x"] = x
+        g.apply_edges(_by_number)
+        out: torch.Tensor = g.edata["m"]
+        return out
+
+
+LEFT: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "a message of users": lambda g, x: _passed(g, x, _by_number, fn.sum("m", "y")),
+    "a function of edges": _of_edges,
+    "a softmax of few": lambda g, x: dgl.ops.edge_softmax(g, x.sum() * torch.ones(150, 1)),
+    "one of sources": lambda g, x: dgl.ops.edge_softmax(g, torch.ones(150, 1), norm_by="src"),
+    "weights of channels": lambda g, x: dgl.ops.u_mul_e_sum(g, x, torch.ones(150, 4)),
+    "narrow products": lambda g, x: dgl.ops.u_dot_v(g, x, x),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_nothing_is_read_of_a_new_graph_for_a_call_that_is_left_to_dgl(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, x = LEFT[name], torch.randn(30, 4)
+    expected = call(of_case(ORDINARY), x)
+    with fastgraph.enabled():
+        call(of_case(ORDINARY), x)
+        read: list[Any] = []
+        monkeypatch.setattr(structure, "_read", read.append)
+        found = call(of_case(ORDINARY), x)
+    assert read == []
+    torch.testing.assert_close(found, expected)
+    assert any(row.fell_back == 2 for row in fastgraph.status().rows)
