@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
+from dgl.nn.pytorch.conv import EdgeGATConv
 from torch import Tensor
 
 from fastgraph.dgl.index_objects import is_below, is_single, num_edges_of
@@ -20,6 +21,7 @@ from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import too_few_edges
 from fastgraph.routing.sizes import are_too_few
+from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 
 
@@ -42,7 +44,7 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     """The in-degree of every node of ``v``; ``None`` where DGL is to count.
 
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
-    which it needs one, and where not all nodes are meant.
+    which it needs one, as those of ``EdgeGATConv`` are, and where not all nodes are meant.
     """
     if type(gidx) is not HeteroGraphIndex:
         return None
@@ -50,6 +52,8 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
         return None
     num_edges = num_edges_of(gidx)
     if are_too_few(SUM, num_edges) or too_few_edges(num_edges) is not None:
+        return None
+    if THREAD.counted and isinstance(THREAD.counted[-1], EdgeGATConv):
         return None
     if not v.is_cpu or is_recording() or torch.is_autocast_enabled("cpu"):
         return None

@@ -78,3 +78,17 @@ def test_of_several_relations() -> None:
         found = [g.in_degrees(etype=name) for name in "rs"]
         single = g["s"].in_degrees()
     assert all(map(torch.equal, found, expected)) and torch.equal(single, expected[1])
+
+
+def test_attention_that_is_left_to_dgl_has_no_edges_grouped_twice(
+    monkeypatch: pytest.MonkeyPatch, sorted_graphs: list[fastgraph.Graph]
+) -> None:
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+    nodes, edges = 3000, 42_000  # for so many, sums are routed where gradients are recorded
+    ends = torch.arange(edges)
+    g = dgl.graph((ends * 7 % nodes, ends % nodes), num_nodes=nodes)
+    x, of_edges = torch.randn(nodes, 1), torch.randn(edges, 1)
+    with fastgraph.enabled(strict=True):
+        dglnn.EdgeGATConv(1, 1, 1, 1)(g, x, of_edges).sum().backward()
+    assert sorted_graphs == [] and has_csc(g)
+    assert fastgraph.status().row("EdgeGATConv").fell_back == 1
