@@ -95,18 +95,21 @@ inline BlockOf<A> gather_of(const EdgeBlock& block, const A* table) {
 
 // Each of kSums sums, one behind the other, is that over the entries of a row of weight * x[col],
 // with weights of its own. Entries in turns have sums of their own: an addition would wait for the
-// one before.
+// one before. Some entries at a time are added up before they join the sum of all: gradients of
+// scores are differences of long sums, of which each addition rounds as much as the sum is large.
 template <int kSums, typename T>
 inline void add_entries(const RowEntries& entries, const Matrix<const T>& x,
                         const RowBuffer<Accumulator<T>>& weights, Accumulator<T>* sum) {
   using A = Accumulator<T>;
   constexpr int kTurns = 2;
+  constexpr int64_t kAtOnce = 32;
   const int32_t* col = entries.graph.col + entries.begin;
   const int64_t count = entries.end - entries.begin, width = x.width;
   for_each_part<kLanes<T>, 4 / kSums>(0, width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     constexpr int N = C::kLanes;
-    Vector<A, N> total[kTurns][kSums][C::kCount] = {};
+    Vector<A, N> total[kTurns][kSums][C::kCount];
+    Vector<A, N> of_all[kSums][C::kCount] = {};
     const auto add = [&](int turn, int64_t e) {
       const T* row = x.data + col[e] * width + f;
       Vector<A, N> value[C::kCount];  // compilers would load it again for each sum
@@ -121,18 +124,27 @@ inline void add_entries(const RowEntries& entries, const Matrix<const T>& x,
         }
       }
     };
-    int64_t e = 0;
-    for (; e + kTurns <= count; e += kTurns) {
+    for (int64_t begin = 0; begin < count; begin += kAtOnce) {
+      const int64_t end = std::min(begin + kAtOnce, count);
+      for (auto& of_turn : total) {
+        for (auto& of_sum : of_turn) std::fill_n(of_sum, C::kCount, Vector<A, N>{});
+      }
+      int64_t e = begin;
+      for (; e + kTurns <= end; e += kTurns) {
 #pragma GCC unroll 2
-      for (int turn = 0; turn < kTurns; ++turn) add(turn, e + turn);
+        for (int turn = 0; turn < kTurns; ++turn) add(turn, e + turn);
+      }
+      if (e < end) add(0, e);
+#pragma GCC unroll 2
+      for (int s = 0; s < kSums; ++s) {
+#pragma GCC unroll 8
+        for (int q = 0; q < C::kCount; ++q) of_all[s][q] += total[0][s][q] + total[1][s][q];
+      }
     }
-    if (e < count) add(0, e);
 #pragma GCC unroll 2
     for (int s = 0; s < kSums; ++s) {
 #pragma GCC unroll 8
-      for (int q = 0; q < C::kCount; ++q) {
-        store<N>(sum + s * width + f + q * N, total[0][s][q] + total[1][s][q]);
-      }
+      for (int q = 0; q < C::kCount; ++q) store<N>(sum + s * width + f + q * N, of_all[s][q]);
     }
   });
 }
