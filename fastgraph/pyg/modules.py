@@ -16,28 +16,31 @@ LINEAR = KnownLinear(Linear)
 project = LINEAR.project
 
 
-_LAZY = {GENConv.message: {"lin_edge": ("edge_attr", None), "lin_dst": ("x", 1)}}
-"""By messages of PyG, the projections that get their weights in the first call after its start, in
+_LAZY: dict[type, dict[str, tuple[str, int | None]]] = {
+    GENConv: {"lin_edge": ("edge_attr", None), "lin_dst": ("x", 1)}
+}
+"""By classes of PyG, the projections that get their weights in the first call after its start, in
 their order: the argument of ``propagate`` that each takes, and the position in a pair."""
 
 
-def make_lazy_weights(module: Any, message: object, arguments: Mapping[str, Any]) -> None:
+def make_lazy_weights(module: Any, arguments: Mapping[str, Any]) -> None:
     """Make the weights that upstream's code makes within and behind the first message of a layer.
 
-    From the same random numbers, and so the first call can be routed as those that follow.
+    From the same random numbers, and so the first call can be routed as those that follow. Classes
+    of users may do other things behind the message, and are left as they are.
 
     Args:
         module: the layer.
-        message: the function that its class has.
         arguments: those of ``propagate``.
     """
-    for name, (argument, position) in _LAZY.get(message, {}).items():
+    for name, (argument, position) in _LAZY.get(type(module), {}).items():
         lazy, given = module._modules.get(name), arguments.get(argument)
         if type(lazy) is not Linear or not lazy.__dict__.get("_hook"):
             continue
-        features = given[position] if given is not None and position is not None else given
-        if isinstance(features, Tensor) and features.dim() > 0:
-            lazy.initialize_parameters(lazy, (features,))
+        if position is not None:
+            given = given[position] if isinstance(given, (tuple, list)) else None
+        if isinstance(given, Tensor) and given.dim() > 0:
+            lazy.initialize_parameters(lazy, (given,))
 
 
 def pair_of(x: Any) -> Any:

@@ -259,7 +259,7 @@ def _plan(
     (num_in, num_out, tensors, _), message = found
     num_edges = edge_index.shape[1]
     transpose = module.flow == "target_to_source"
-    make_lazy_weights(module, form.message, arguments)
+    make_lazy_weights(module, arguments)
     outcome = _outcome(module, form, message)
     if isinstance(outcome, Refusal):
         return outcome

@@ -204,3 +204,24 @@ def test_a_lazy_layer_computes_the_same_bits_in_its_first_call(is_pair: bool) ->
     assert all(map(torch.equal, *made))
     row = fastgraph.status().row("GENConv")
     assert (row.routed, row.fell_back) == (2, 0)
+
+
+class WithoutRoot(GENConv):
+    """Does other things behind the message than PyG's class, which may need no more weights."""
+
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None) -> Tensor:  # type: ignore[override]
+        found: Tensor = self.propagate(edge_index, x=x, edge_attr=edge_attr, size=None)
+        return found
+
+
+def test_weights_that_a_users_class_does_not_ask_for_are_not_made() -> None:
+    states = []
+    for is_enabled in (False, True):
+        torch.manual_seed(0)
+        layer = WithoutRoot((5, -1), 5, edge_dim=3)
+        x = torch.randn(NODES, 5), torch.randn(NODES, 3)
+        with fastgraph.enabled(min_edges=0) if is_enabled else nullcontext():
+            layer(x, entries(NODES), torch.randn(entries(NODES).shape[1], 3))
+        states.append((hasattr(layer.lin_dst, "_hook"), torch.rand(1)))
+    assert states[0] == states[1]
+    assert states[0][0]
