@@ -21,6 +21,7 @@ from fastgraph.ops.heads import (
     save_addend,
     save_with_edges,
     seed_number,
+    statistics_with_shares,
 )
 from fastgraph.ops.library import (
     Arguments,
@@ -137,6 +138,8 @@ def _gradient(
     if not (wants_x or wants_att or wants_edge):
         return None, None, None, grad_addend, *NO_GRADIENTS
     x, att, score_edge, index, ptr, seed, stats, scores, _ = ctx.saved_tensors
+    if grad is not None and grad_stats is not None:
+        stats = statistics_with_shares(stats, grad)
     if grad is None:  # only the weights or the statistics were used
         grad = x.new_zeros((len(stats), *x.shape[1:]))
     grads = (grad, grad_alpha, logsum_gradient(grad_stats, stats))

@@ -153,3 +153,21 @@ def test_a_part_whose_scores_are_all_minus_infinity(
             if len(lost) < 3:
                 assert bool(out.isfinite().all())
                 torch.testing.assert_close(gradients(joined, leaves), expected, equal_nan=True)
+
+
+def test_a_part_of_gat_with_scores_that_has_no_share(backend: str) -> None:
+    """As its edges score -infinity, it gets no gradient, and others that of all edges."""
+    leaves = [torch.randn(n, 2, 5, dtype=torch.float64, requires_grad=True) for n in (3, 2)]
+    index = torch.tensor([[0, 1, 2, 2], [0, 0, 0, 1]])
+    score = torch.zeros(4, 2, dtype=torch.float64)
+    score[0] = -torch.inf
+
+    def part(edges: slice) -> Results:
+        edge_index = index[:, edges].contiguous()
+        return ops.gat_with_scores(*leaves, edge_index, score_edge=score[edges])
+
+    out, _, stats = part(slice(None))
+    (first, _, of_first), (other, _, of_other) = part(slice(1)), part(slice(1, None))
+    joined = ops.merge(first, of_first, other, of_other)
+    torch.testing.assert_close(joined[0], out)
+    torch.testing.assert_close(gradients(joined, leaves), gradients((out, stats), leaves))
