@@ -12,10 +12,12 @@ from torch_geometric.nn.conv import GPSConv
 
 from fastgraph.layers.multihead import self_attention, self_attention_refusal
 from fastgraph.ops.library import is_defined_by
+from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
+from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor
-from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.dispatch import Computation, refuse, replace_method
 from fastgraph.routing.sizes import is_too_small_to_attend
 from fastgraph.routing.status import count_too_small
 from fastgraph.upstream import label_of
@@ -31,16 +33,23 @@ def plan(
 ) -> Computation | Refusal | None:
     """The forward pass of a call, or the reason to leave it to upstream.
 
-    ``None`` for one small graph; for other attention than ``MultiheadAttention``, which is linear
-    already; for sharded features, of which that has a rule of its own; and while code is compiled,
-    as whether a batch is sorted is in its values.
+    ``None`` for one small graph; on a device without the operator, where ``strict`` allows it; for
+    other attention than ``MultiheadAttention``, which is linear already; for sharded features, of
+    which that has a rule of its own; and while code is compiled, as whether a batch is sorted is in
+    its values.
     """
     attention = module.attn
     if not isinstance(attention, MultiheadAttention) or is_defined_by(x):
         return None
     if torch.compiler.is_compiling():
         return None
-    refusal = execution_mode() or plain_tensor("x", x) or self_attention_refusal(attention, x)
+    refusal = execution_mode() or plain_tensor("x", x)
+    if refusal is None and not x.is_cpu:
+        no_backend = REGISTRY.refusal("dense_attention", device_type(x), x.dtype)
+        if no_backend is not None:  # then there is no route on this device
+            refuse(module, no_backend, has_route=False)
+            return None
+    refusal = refusal or self_attention_refusal(attention, x)
     if refusal is not None:
         return refusal
     if batch is None and is_too_small_to_attend(len(x)):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GINConv, GPSConv, SAGEConv
 
 import fastgraph
+from fastgraph.pyg import gps_conv
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 
@@ -141,7 +142,8 @@ def test_a_batch_is_its_graphs_one_by_one() -> None:
     torch.testing.assert_close(together, torch.cat(alone))
 
 
-def test_one_small_graph_is_upstreams() -> None:
+def test_one_small_graph_is_upstreams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
     module, x = layer(conv=None), features()
     plain = module(x, EDGES)
     fastgraph.status().reset()
@@ -245,6 +247,17 @@ def test_performer_is_upstreams_and_not_counted() -> None:
         module(features(), EDGES, BATCH)
     row = fastgraph.status().row("GPSConv")
     assert row.routed == row.fell_back == 0
+
+
+def test_devices_without_the_operator_are_upstreams_and_strict_allows_it() -> None:
+    """The convolution inside may still be routed there."""
+    module, x, edges = (each.to("meta") for each in (layer(), features(), EDGES))
+    fastgraph.status().reset()
+    with fastgraph.enabled(strict=True):
+        assert gps_conv.plan(module, x, edges) is None
+    row = fastgraph.status().row("GPSConv")
+    assert row.routed == 0 and row.fell_back == 1
+    assert all("no backend computes dense_attention" in reason for reason in row.reasons)
 
 
 def test_compiled_code_is_upstreams() -> None:
