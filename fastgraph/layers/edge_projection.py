@@ -6,7 +6,7 @@ Attention whose keys and values have :math:`W e` added to them scores
 each node, here straight into the memory where their result is wanted.
 
 This makes the rows of queries and outputs wider, which costs more than it saves where nodes have
-few edges with very many features: there each edge had better be projected.
+few edges with many features: there each edge had better be projected.
 """
 
 from __future__ import annotations
@@ -22,31 +22,25 @@ from fastgraph.ops.library import DEFINING, needs_torch_operations, wanted_gradi
 _LEAST_TO_FOLD = 128
 """Channels of a head times edges for a node: with more, folding takes less time."""
 
-_FEATURES_TO_FOLD = 2
-"""Features of an edge for each channel of a head: folding takes less time up to so many."""
-
 _MOST_BYTES = 32 << 20
 """Of projections of all edges, which exist three times over: as they are, in keys and in values."""
 
 
 def is_projected_by_edge(
-    num_edges: int, num_dst: int, heads: int, channels: int, edge_dim: int, itemsize: int
+    num_edges: int, num_dst: int, heads: int, channels: int, itemsize: int
 ) -> bool:
     """True where a CPU projects features of each edge in less time than it takes to fold them.
 
-    Nothing else than these numbers is looked at. As measured, folding pays with few features of an
-    edge, with wide heads, and with many edges for a node.
+    Nothing else than these numbers is looked at. As measured, folding pays with wide heads and many
+    edges for a node, and with 4 to 64 features of an edge their number hardly matters.
 
     Args:
         num_edges: of the graph.
         num_dst: how many nodes the edges lead to.
         heads: of the layer.
         channels: of a head.
-        edge_dim: features of an edge.
         itemsize: bytes of a number.
     """
-    if edge_dim <= _FEATURES_TO_FOLD * channels:
-        return False
     if num_edges * heads * channels * itemsize > _MOST_BYTES:
         return False
     return num_edges * channels <= _LEAST_TO_FOLD * num_dst

@@ -139,9 +139,9 @@ def _is_projected_by_edge(
     if edge_attr is None or module.lin_edge is None or not edge_attr.is_cpu:
         return False
     assert isinstance(found.graph, KnownGraph)
-    graph, weight = found.graph.graph, module.lin_edge.weight
+    graph, itemsize = found.graph.graph, module.lin_edge.weight.itemsize
     sizes = graph.num_edges, graph.num_dst, module.heads, module.out_channels
-    return is_projected_by_edge(*sizes, weight.shape[1], weight.itemsize)
+    return is_projected_by_edge(*sizes, itemsize)
 
 
 def _forward(

@@ -38,12 +38,6 @@ def folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_projection, "_LEAST_TO_FOLD", 0)
 
 
-@pytest.fixture
-def by_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each edge is projected, however few its features are."""
-    monkeypatch.setattr(edge_projection, "_FEATURES_TO_FOLD", 0)
-
-
 @pytest.mark.parametrize("heads", [1, 3, 4])
 @pytest.mark.parametrize("edge_dim", [1, 3, 4, 16, 33])
 @pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
@@ -57,7 +51,6 @@ def test_every_width(cls: type[MessagePassing], edge_dim: int, heads: int) -> No
 @pytest.mark.parametrize("least_to_fold", [0, 128])
 @pytest.mark.parametrize("frozen", ["edge", "weight", "both"])
 @pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
-@pytest.mark.usefixtures("by_edge")
 def test_what_is_frozen_gets_no_gradient(
     cls: type[MessagePassing], frozen: str, least_to_fold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,23 +135,20 @@ def test_products_around_the_operator(wanted: str, products: int) -> None:
 
 
 def test_where_each_edge_is_projected() -> None:
-    assert is_projected_by_edge(6000, 3000, 8, 8, 17, 4)
-    assert not is_projected_by_edge(6000, 3000, 8, 8, 16, 4)
-    assert is_projected_by_edge(800, 100, 4, 16, 33, 4)
-    assert not is_projected_by_edge(801, 100, 4, 16, 33, 4)
-    assert is_projected_by_edge(200, 100, 1, 64, 129, 4)
-    assert not is_projected_by_edge(400, 100, 1, 64, 129, 4)
-    assert is_projected_by_edge(1 << 20, 1 << 19, 1, 8, 17, 4)
-    assert not is_projected_by_edge((1 << 20) + 1, 1 << 19, 1, 8, 17, 4)
-    assert not is_projected_by_edge(1 << 20, 1 << 19, 1, 8, 17, 8)
-    assert is_projected_by_edge(0, 0, 1, 8, 17, 4)
+    assert is_projected_by_edge(6000, 3000, 8, 8, 4)
+    assert is_projected_by_edge(800, 100, 4, 16, 4)
+    assert not is_projected_by_edge(801, 100, 4, 16, 4)
+    assert is_projected_by_edge(200, 100, 1, 64, 4)
+    assert not is_projected_by_edge(400, 100, 1, 64, 4)
+    assert is_projected_by_edge(1 << 20, 1 << 19, 1, 8, 4)
+    assert not is_projected_by_edge((1 << 20) + 1, 1 << 19, 1, 8, 4)
+    assert not is_projected_by_edge(1 << 20, 1 << 19, 1, 8, 8)
+    assert is_projected_by_edge(0, 0, 1, 8, 4)
 
 
-@pytest.mark.parametrize(
-    ("num_edges", "edge_dim", "folds"), [(384, 17, 0), (384, 16, 1), (385, 17, 1)]
-)
+@pytest.mark.parametrize(("num_edges", "folds"), [(384, 0), (385, 1)])
 def test_sizes_decide_which_way_edges_are_projected(
-    num_edges: int, edge_dim: int, folds: int, monkeypatch: pytest.MonkeyPatch
+    num_edges: int, folds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head's 8 channels and 16 edges for each of 24 nodes are what the rule allows."""
     seen = []
@@ -168,10 +158,10 @@ def test_sizes_decide_which_way_edges_are_projected(
         return with_edge_channels(query, weight)
 
     monkeypatch.setattr(transformer_conv, "with_edge_channels", extended)
-    module = TransformerConv(CHANNELS, 8, heads=3, edge_dim=edge_dim)
+    module = TransformerConv(CHANNELS, 8, heads=3, edge_dim=5)
     edges = random_edges(NODES, NODES, num_edges)
     with fastgraph.enabled(min_edges=0, strict=True):
-        module(features(NODES, CHANNELS), edges, features(num_edges, edge_dim))
+        module(features(NODES, CHANNELS), edges, features(num_edges, 5))
     assert len(seen) == folds
 
 
@@ -186,7 +176,6 @@ BY_EDGE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("heads", [1, 3, 4])
 @pytest.mark.parametrize("edge_dim", [1, 4, 33])
 @pytest.mark.parametrize("options", BY_EDGE)
-@pytest.mark.usefixtures("by_edge")
 def test_edges_projected_one_by_one(options: str, edge_dim: int, heads: int) -> None:
     torch.manual_seed(0)
     module = TransformerConv(CHANNELS, 7, heads=heads, edge_dim=edge_dim, **BY_EDGE[options])
@@ -194,7 +183,6 @@ def test_edges_projected_one_by_one(options: str, edge_dim: int, heads: int) -> 
 
 
 @pytest.mark.parametrize("order", ["any", "by destination"])
-@pytest.mark.usefixtures("by_edge")
 def test_graphs_of_edges_projected_one_by_one(order: str) -> None:
     """A hub, edges that occur twice, and nodes without any edge on either side."""
     sources = torch.tensor([0, 3, 3, 1, 1, 1, 4, 0, 2, 2, 0])
@@ -210,7 +198,6 @@ def test_graphs_of_edges_projected_one_by_one(order: str) -> None:
     assert_same(module, arguments(pair, none, features(0, 6)))
 
 
-@pytest.mark.usefixtures("by_edge")
 def test_weights_and_dropout_of_edges_projected_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -234,7 +221,6 @@ def test_weights_and_dropout_of_edges_projected_one_by_one(
 
 
 @pytest.mark.parametrize("edited", ["edge_index", "edge_attr"])
-@pytest.mark.usefixtures("by_edge")
 def test_edits_between_the_passes_where_each_edge_is_projected(edited: str) -> None:
     module = TransformerConv(CHANNELS, 7, heads=3, edge_dim=5)
     index, edge = EDGES.clone(), features(90, 5)
