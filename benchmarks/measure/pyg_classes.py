@@ -87,6 +87,9 @@ LAYERS: dict[str, LayerClass] = {
     "MixHopConv": LayerClass(lambda c: pyg.MixHopConv(c, c)),
 }
 
+ELSEWHERE = {"GPSConv"}
+"""Layers whose time is that of all pairs of nodes: ``dense_attention.py`` measures them."""
+
 UNAVAILABLE = set() if importlib.util.find_spec("torch_sparse") else {"PANConv"}
 """Layers for which this machine lacks a package."""
 

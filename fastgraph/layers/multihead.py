@@ -61,6 +61,8 @@ def self_attention(module: Any, x: Tensor, ptr: Tensor) -> Tensor:
     Returns:
         ``[nodes, channels]``.
     """
+    if torch.is_grad_enabled() and module.in_proj_weight.requires_grad:
+        x = x.clone()  # a padded copy is torch's: the caller may edit x before the backward pass
     projected = linear(x, module.in_proj_weight, parameter_of(module, "in_proj_bias"))
     by_head = projected.view(len(x), 3, module.num_heads, module.head_dim)
     rate = module.dropout if module.training else 0.0

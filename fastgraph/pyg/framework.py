@@ -27,11 +27,7 @@ class PyG:
 
         named = {layer.name for layer in LAYERS[conv.__name__]}
         classes = (vars(conv)[name] for name in conv.__all__ if name != "MessagePassing")
-        return [
-            c.__name__
-            for c in classes
-            if c.__name__ in named or (hasattr(c, "message") and known_message(c))
-        ]
+        return [c.__name__ for c in classes if c.__name__ in named or known_message(c)]
 
     def is_layer(self, module: nn.Module) -> bool:
         """True if a module is a ``MessagePassing``."""

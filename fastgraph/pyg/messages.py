@@ -85,8 +85,8 @@ _PRODUCTS = frozenset(
 
 
 def known_message(cls: type) -> Message | None:
-    """The form of a class's message, if it is known."""
-    return _BY_FUNCTION.get(cls.message)  # type: ignore[attr-defined]
+    """The form of a class's message, if it has one, and it is known."""
+    return _BY_FUNCTION.get(getattr(cls, "message", None))  # type: ignore[arg-type]
 
 
 def multiplies_adjacency(cls: type) -> bool:

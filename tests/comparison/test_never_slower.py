@@ -98,7 +98,8 @@ def test_quick_steps_are_many_in_a_turn_and_what_comes_before_is_not_timed(clock
 
 def test_every_class_with_a_route_is_measured() -> None:
     classes = measure("pyg_classes")
-    assert {name.split()[0] for name in classes.LAYERS} == set(PyG().routed_layers())
+    measured = {name.split()[0] for name in classes.LAYERS}
+    assert measured | classes.ELSEWHERE == set(PyG().routed_layers())
 
 
 def test_so_is_every_configuration_whose_message_is_traced() -> None:

@@ -74,6 +74,7 @@ CALLS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "GCNConv": (lambda: nn.GCNConv(4, 3), (X, EDGES)),
     "GINConv": (lambda: nn.GINConv(torch.nn.Linear(4, 3)), (X, EDGES)),
     "GatedGraphConv": (lambda: nn.GatedGraphConv(4, 2), (X, EDGES)),
+    "GPSConv": (lambda: nn.GPSConv(4, None, heads=2), (X, EDGES)),
     "GraphConv": (lambda: nn.GraphConv(4, 3), (X, EDGES)),
     "LGConv": (lambda: nn.LGConv(), (X, EDGES)),
     "MFConv": (lambda: nn.MFConv(4, 3), (X, EDGES)),
