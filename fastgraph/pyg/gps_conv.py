@@ -82,7 +82,8 @@ def graph_offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
         return Refusal("batch is no int64 for each node, on the device of the features")
     if batch[0] < 0 or (batch[1:] < batch[:-1]).any():
         return Refusal("batch is not sorted")
-    return torch._convert_indices_from_coo_to_csr(batch, int(batch[-1]) + 1)
+    # torch's function reads memory without its strides.
+    return torch._convert_indices_from_coo_to_csr(batch.contiguous(), int(batch[-1]) + 1)
 
 
 def _forward(

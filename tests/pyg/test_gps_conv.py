@@ -63,6 +63,16 @@ def test_outputs_and_gradients(name: str, batch: Tensor | None, training: bool) 
     assert_same(CASES[name](), arguments(features(), EDGES, batch), training=training)
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [torch.stack([BATCH, BATCH + 1], 1)[:, 0], torch.zeros(1, dtype=torch.int64).expand(NODES)],
+    ids=["column", "expanded"],
+)
+def test_strides_of_the_batch(batch: Tensor) -> None:
+    assert not batch.is_contiguous()
+    assert_same(layer(), arguments(features(), EDGES, batch))
+
+
 def test_nothing_is_computed_for_inference() -> None:
     module, x = layer().eval(), features()
     with torch.no_grad():
