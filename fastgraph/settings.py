@@ -106,8 +106,8 @@ class Settings:
             the next ones when they are freed; 0 gives it back to the system at once.
         prefetch: ``FASTGRAPH_PREFETCH``. Have a thread make the next batch of PyG's
             ``NeighborLoader`` and ``LinkNeighborLoader`` while the program computes on the last
-            one, where a core is free. Batches are the same; one is made again
-            where the program has changed the graph meanwhile.
+            one, where a core is free. Batches are the same; one is made again where the program has
+            changed the graph meanwhile.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         measure: ``FASTGRAPH_MEASURE``. Where our CUDA kernels compute, time that of sums and means

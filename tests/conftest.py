@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fastgraph
 from fastgraph import Graph
+from fastgraph.layers.aggregation import Aggregation
 from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
 from tests import pairs
@@ -198,4 +200,18 @@ def sorted_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
         build(graph, *given, **options)
 
     monkeypatch.setattr(Graph, "__init__", recording)
+    return found
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Aggregation]:
+    """The aggregations of layers that are computed from here on."""
+    found: list[Aggregation] = []
+    compute = Aggregation.compute
+
+    def recording(aggregation: Aggregation) -> Tensor:
+        found.append(aggregation)
+        return compute(aggregation)
+
+    monkeypatch.setattr(Aggregation, "compute", recording)
     return found

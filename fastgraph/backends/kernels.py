@@ -75,20 +75,10 @@ def native_kernels(
 def dense_attention_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
     """The kernels of ``dense_attention``, by a native library that has it."""
 
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        ptr: Tensor,
-        key_ptr: Tensor,
-        scale: float,
-        dropout: float,
-        seed: int,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         out = new_rows(query, query.shape)
         stats = new_rows(query, (*query.shape[:2], 2), accumulator(query.dtype))
-        inputs = (query, key, value, ptr, key_ptr)
-        library().dense_attention(*inputs, scale, dropout, seed, out, stats)
+        library().dense_attention(query, *arguments, out, stats)
         return out, stats
 
     def backward(

@@ -45,11 +45,11 @@ class Checksum:
     nbytes = 0
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.expected = _checksums(tensors)
+        self._expected = _checksums(tensors)
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
         """True if the checksums are the same; that they are by chance takes 2^32 edits or more."""
-        return _checksums(tensors) == self.expected
+        return _checksums(tensors) == self._expected
 
 
 class Held:
@@ -70,7 +70,7 @@ class Held:
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
         """True if the tensors hold the same numbers."""
         if self._checksum is not None:
-            return _checksums(tensors) == self._checksum.expected
+            return self._checksum.confirms(tensors)
         # Before the comparison: what is edited after it must not be taken for what was compared.
         checksum = Checksum(tensors)
         if not all(map(native.library().same_indices, tensors, self._held)):

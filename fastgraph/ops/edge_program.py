@@ -31,8 +31,6 @@ from fastgraph.ops.library import (
     Context,
     Gradient,
     define,
-    is_ordinary,
-    is_profiling,
     is_transformed,
     needs_no_dispatcher,
     wanted_gradients,
@@ -140,7 +138,7 @@ def run_program(
     is_recorded = torch.is_grad_enabled() and True in [t.requires_grad for t in matrices]
     moments, text = _run_of(program, is_recorded)
     run = EDGE_PROGRAM
-    if is_known and not is_profiling() and is_ordinary(matrices, matrices):
+    if is_known and needs_no_dispatcher(matrices):
         run = _DIRECT
     out: Sequence[Tensor] = run(matrices, index, ptr, text, num_in, num_out, transpose)
     if moments is None:

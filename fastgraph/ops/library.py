@@ -138,7 +138,7 @@ def define(
                 return dispatched(*arguments)
             values = (*values, *listed)
             tensors = (*listed, *arguments[1:])
-        if is_profiling() or not is_ordinary(tensors, values):
+        if _is_profiling() or not is_ordinary(tensors, values):
             return dispatched(*arguments)
         return direct(*arguments)
 
@@ -379,7 +379,7 @@ def needs_no_dispatcher(tensors: Arguments) -> bool:
     Args:
         tensors: all of the call, with ``None`` in the place of some.
     """
-    if torch.compiler.is_compiling() or is_profiling():
+    if torch.compiler.is_compiling() or _is_profiling():
         return False
     return is_ordinary(tensors, tensors)
 
@@ -412,5 +412,5 @@ def is_ordinary(arguments: Arguments, valued: Arguments) -> bool:
     return not keys & _SPECIAL and not _excluded().raw_repr() & _AUTOGRAD
 
 
-is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
-"""True while a profiler lists the operators that the dispatcher calls."""
+# A profiler lists the operators that the dispatcher calls.
+_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled

@@ -45,8 +45,10 @@ def merge(
 
     given = torch.stack([stats, other_stats])
     shares, joined = joined_statistics(given)
-    parts = with_shares(shares, given, torch.stack([out, other_out]))
-    own, other = shares.unsqueeze(-1) * parts
+    own, other = (
+        share.unsqueeze(-1) * with_shares(share, of_part, part)
+        for share, of_part, part in zip(shares, given, (out, other_out), strict=True)
+    )
     return without_shares((own + other).to(out.dtype), joined), joined
 
 
@@ -96,20 +98,16 @@ def without_shares(out: Tensor, stats: Tensor) -> Tensor:
     return _Lost.apply(out, is_without_share(stats).unsqueeze(-1))  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _OfLost(Context):
-    pass
-
-
 class _Lost(Function):
     """NaN where a softmax is none; its gradient is NaN, too, but 0 where nobody asks for it."""
 
     @staticmethod
-    def forward(ctx: _OfLost, out: Tensor, is_lost: Tensor) -> Tensor:
+    def forward(ctx: Context, out: Tensor, is_lost: Tensor) -> Tensor:
         ctx.save_for_backward(is_lost)
         return out.masked_fill(is_lost, torch.nan)
 
     @staticmethod
-    def backward(ctx: _OfLost, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         (is_lost,) = ctx.saved_tensors
         return grad.masked_fill(is_lost & (grad != 0), torch.nan), None
 

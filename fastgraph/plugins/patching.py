@@ -27,7 +27,7 @@ class Patches:
 
     def provide(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``, which ``owner`` need not have, and which has no upstream then."""
-        self._originals.append((owner, name, vars(owner).get(name, _MISSING), value))
+        self._originals.append((owner, name, _own(owner, name), value))
         setattr(owner, name, value)
 
     def upstream_of(self, value: Any) -> Any:

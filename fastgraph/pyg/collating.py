@@ -24,7 +24,8 @@ _rules = attrgetter("__inc__", "__cat_dim__", "num_nodes")
 
 _RULES = _rules(Data)
 _ARE_PYGS = all(
-    getattr(rule, "fget", rule).__globals__ is vars(sys.modules[Data.__module__]) for rule in _RULES
+    getattr(getattr(rule, "fget", rule), "__globals__", None) is vars(sys.modules[Data.__module__])
+    for rule in _RULES
 )
 """False for rules of a program that has changed PyG's before this module was imported."""
 

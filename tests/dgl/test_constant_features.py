@@ -29,20 +29,6 @@ def _empty() -> Iterator[None]:
     fastgraph.clear_cache()
 
 
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[Aggregation]:
-    """The aggregations of features that may be constant that were computed."""
-    found: list[Aggregation] = []
-    compute = Aggregation.compute
-
-    def recording(aggregation: Aggregation) -> Tensor:
-        found.append(aggregation)
-        return compute(aggregation)
-
-    monkeypatch.setattr(Aggregation, "compute", recording)
-    return found
-
-
 def graph(seed: int = 0) -> Any:
     return dgl.add_self_loop(dgl.graph(tuple(random_edges(NODES, NODES, COUNT, seed))))
 

@@ -31,20 +31,6 @@ def _empty() -> Iterator[None]:
     fastgraph.clear_cache()
 
 
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[Aggregation]:
-    """The aggregations that were computed."""
-    found: list[Aggregation] = []
-    compute = Aggregation.compute
-
-    def recording(aggregation: Aggregation) -> Tensor:
-        found.append(aggregation)
-        return compute(aggregation)
-
-    monkeypatch.setattr(Aggregation, "compute", recording)
-    return found
-
-
 def edges(seed: int = 0) -> Tensor:
     return random_edges(NODES, NODES, COUNT, seed)
 
