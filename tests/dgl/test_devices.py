@@ -154,9 +154,9 @@ def test_what_can_be_moved() -> None:
     assert isinstance(structure, Structure)
     elsewhere = torch.empty(CASE.num_src, IN, device="meta")
     refusal = Refusal("features and graph on different devices")
-    assert call_refusal(structure, elsewhere) == refusal
-    assert call_refusal(structure, elsewhere, can_move=True) is None
+    assert call_refusal(structure.device, structure.num_edges, elsewhere) == refusal
+    assert call_refusal(structure.device, structure.num_edges, elsewhere, can_move=True) is None
     moved = devices.beside_features(structure, elsewhere)
     assert moved.index.device.type == "meta" and moved.num_dst == structure.num_dst
     assert devices.beside_features(structure, torch.empty(1)) is structure
-    assert call_refusal(moved, torch.empty(1), can_move=True) == refusal
+    assert call_refusal(moved.device, moved.num_edges, torch.empty(1), can_move=True) == refusal
