@@ -86,7 +86,7 @@ def measure(operation: str, index: Any, groups: int, channels: int, training: bo
     for prepare in (renew, lambda: None):
         given[0] = index
         sides = Side(step, prepare), Side(step, prepare, enabled)
-        found.append(beside(*sides, Effort(samples=3)))
+        found.append(beside(*sides, Effort()))
     new, known = found
     kind = {"mean": "sum", "max": "extremum"}.get(operation, operation)
     return {

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.operators.heads.exchange import shares
+from fastgraph.dist.operators.heads.exchange import layout_of_heads
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.tensor.exchange import plan
 from measure.graphs import GraphData, communities, load, mesh
@@ -146,7 +146,7 @@ def _predicted_halo(data: Data, channels: int) -> int:
 
 def _predicted_heads(data: Data, channels: int) -> int:
     """Queries, keys, values and outputs of each layer, and their gradients."""
-    rows, own = data.x.rows, shares(HEADS).mine
+    rows, own = data.x.rows, layout_of_heads(HEADS).mine
     given, taken = rows.mine * (HEADS - own), (rows.n - rows.mine) * own
     return 4 * (given + taken) * sum(widths_of(channels)) // HEADS * data.x.element_size()
 
