@@ -70,7 +70,7 @@ def num_edges_of(gidx: Any) -> int:
 
 
 def is_single(gidx: Any) -> bool:
-    """True if an index object of DGL's own has one relation, and no kind of nodes beside its own.
+    """True if an index object has one relation, and no kind of nodes beside its own.
 
     It is that relation's own index object then.
     """
@@ -79,7 +79,8 @@ def is_single(gidx: Any) -> bool:
         meta = gidx.metagraph
         kinds = meta.num_nodes()
         found = meta.num_edges() == 1 and tuple(meta.find_edge(0)) in _ALL_NODES[kinds]
-        if found and kinds == 2:  # nodes or edges that were added to a block leave it one kind
+        # Nodes or edges that were added to a block of DGL's own leave its relation one kind.
+        if found and kinds == 2 and type(gidx) is HeteroGraphIndex:
             found = _RELATION(gidx, 0).number_of_ntypes() == kinds
         gidx.__dict__[_SINGLE] = found
     return found
