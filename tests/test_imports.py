@@ -29,6 +29,7 @@ ROOMS = (
     ("layers",),
     ("sparse",),
     ("nn",),
+    ("tokens",),
     ("pyg", "dgl"),
     ("enabling",),
     ("watching",),
