@@ -32,6 +32,8 @@ _GROUP_HELP = """Run python programs with PyG's message passing replaced by fuse
 
   python -m fastgraph partition GRAPH -k PARTS --out FOLDER
 
+  python -m fastgraph tokens GRAPH OUT --k K [OPTIONS]
+
   python -m fastgraph dist-plan [OPTIONS] SCRIPT [ARGS]...
 
   python -m fastgraph tune [OPTIONS] SCRIPT [ARGS]...
@@ -267,6 +269,64 @@ def partition(
     except ValueError:
         raise click.UsageError(f"--weights must be numbers like 2,1, got {weights}") from None
     return partition_graph(graph, out, parts, shares, method, plot)
+
+
+@cli.command()
+@click.argument("graph", type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("-k", "--k", type=click.IntRange(min=1), required=True, help="Nodes of a row.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Any int64.")
+@click.option(
+    "--nodes",
+    type=click.Path(exists=True, path_type=Path, dir_okay=False),
+    help="An .npy file with the nodes that get rows, or a mask of them. Default: all.",
+)
+@click.option(
+    "--shard", metavar="[I/]N", help="The I-th of N shards, or all N, which torchrun's ranks share."
+)
+@click.option("--resume", is_flag=True, help="Finish what was begun; leave what is whole.")
+@click.option(
+    "--direction",
+    type=click.Choice(["in", "out", "both"]),
+    default="in",
+    show_default=True,
+    help="Against edges, along them, or either way.",
+)
+@click.option(
+    "--hub-cap",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Thin longer lists of neighbours to N, at random. Default: none.",
+)
+@click.option(
+    "--variant",
+    type=click.Choice(["paper", "release"]),
+    default="paper",
+    show_default=True,
+    help="Of LargeGT's sampling.",
+)
+def tokens(
+    graph: Path,
+    out: Path,
+    k: int,
+    seed: int,
+    nodes: Path | None,
+    shard: str | None,
+    resume: bool,
+    direction: str,
+    hub_cap: int | None,
+    variant: str,
+) -> int:
+    """Sample nodes one or two hops away from each node, for LargeGT's tokens.
+
+    GRAPH is a folder with colptr.npy and row.npy (edges by destination), rowptr.npy and col.npy (by
+    source) or both, which are mapped rather than loaded; or a file as for `partition`. OUT is a
+    folder of shards for fastgraph.tokens.TokenStore.
+    """
+    from fastgraph.cli.tokens import Sample, write_sample
+
+    sample = Sample(k, seed, direction, hub_cap, variant, resume)
+    return write_sample(graph, out, sample, nodes, shard)
 
 
 @cli.command(

@@ -109,6 +109,9 @@ def as_lists(graph: Any, direction: str, num_nodes: int | None = None) -> list[N
         NeighborLists(_integers("ptr", one.ptr), _integers("neighbors", one.neighbors))
         for one in graph.lists(direction)
     ]
+    for one in found:
+        if one.ptr.numel() == 0:
+            raise ValueError("ptr must hold at least one value, got none")
     if len({(one.ptr.dtype, one.neighbors.dtype, one.ptr.shape) for one in found}) > 1:
         shapes = [(one.ptr.dtype, one.neighbors.dtype, list(one.ptr.shape)) for one in found]
         raise ValueError(f"graph must have lists of equal dtypes and nodes, got {shapes}")

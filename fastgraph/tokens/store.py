@@ -21,12 +21,12 @@ ROWS = "rows.npy"
 NODES = "nodes.npy"
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 _OF_SHARD = ("shard", "rows")
-"""What the manifests of two shards may differ in, with what was counted."""
+"""In these, and in counts, manifests of two shards may differ."""
 IDENTITY = (
     *("k", "seed", "variant", "direction", "hub_cap"),
     *("graph", "num_nodes", "nodes", "num_rows", "shards"),
 )
-"""What the manifests of all shards agree in."""
+"""In these they agree."""
 
 
 def shard_folder(folder: Path, shard: int, shards: int) -> Path:

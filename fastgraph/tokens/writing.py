@@ -171,6 +171,8 @@ def _write_shard(
         return torch.from_numpy(mapped)
 
     journal, done, counts = _resumed(task, head)
+    if task.chosen is not None:
+        _write_new(task.folder / NODES, _npy(task.nodes(0, len(task.rows)).numpy()))
     try:
         sampler = LocalNodesSampler(lists, manner, allocate)
         with (task.folder / ROWS).open("r+b", buffering=0) as file, journal.open("ab") as log:
@@ -210,12 +212,12 @@ def _resumed(task: _Task, head: bytes) -> tuple[Path, int, Counts]:
     """The journal, how many rows it has account of, and their counts; the files are ready."""
     journal, file = task.folder / JOURNAL, task.folder / ROWS
     lines = _whole_lines(journal)
+    if lines and not file.is_file():
+        raise manifest.FileFormatError(f"{file}: expected the rows of this shard, got no file")
     if not lines:
         known = {JOURNAL, ROWS, NODES, "thinned-0.npy", "thinned-1.npy"}
         if foreign := sorted({path.name for path in task.folder.iterdir()} - known):
             raise manifest.FileFormatError(f"{task.folder}: expected a shard, got {foreign[0]}")
-        if task.chosen is not None:
-            _write_new(task.folder / NODES, _npy(task.nodes(0, len(task.rows)).numpy()))
         _write_new(file, head)
         _write_new(journal, json.dumps({"identity": task.identity}).encode() + b"\n")
         manifest.sync_folder(task.folder)
@@ -250,7 +252,7 @@ def _whole_lines(journal: Path) -> list[dict[str, Any]]:
 
 
 def _found_identity(folder: Path) -> dict[str, Any] | None:
-    """What a shard says of itself that is there, whole or not; ``None`` if it is not begun."""
+    """The identity of a shard that is there, whole or not; ``None`` if it is not begun."""
     if lines := _whole_lines(folder / JOURNAL):
         found = lines[0].get("identity")
         if not isinstance(found, dict):

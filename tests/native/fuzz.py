@@ -45,6 +45,8 @@ UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "redu
 UNTRUSTED |= {("sample_neighbors", name) for name in ("src_type", "dst_type", "num_nodes")}
 UNTRUSTED |= {("random_walk", name) for name in ("rowptr", "col", "seed")}
 UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "row", "seed", "edge_type")}
+UNTRUSTED |= {("thin_lists", name) for name in ("ptr", "index", "nodes")}
+UNTRUSTED |= {("sample_local_nodes", "nodes")}
 UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
 UNTRUSTED |= {
     (name, offsets)
@@ -52,7 +54,7 @@ UNTRUSTED |= {
     for offsets in ("ptr", "key_ptr")
 }
 # Nor are tensors in lists of these.
-OF_LISTS = {"sample_neighbors", "unique_and_compact"}
+OF_LISTS = {"sample_local_nodes", "sample_neighbors", "unique_and_compact"}
 
 
 @contextlib.contextmanager

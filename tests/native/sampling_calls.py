@@ -218,4 +218,84 @@ def sample_layer(lib: Library, draw: Draw) -> Prepared:
     return call, check_layer
 
 
-SAMPLING_CALLS = (sample_layer, sample_neighbors, random_walk, draw_negatives, unique_and_compact)
+def sample_local_nodes(lib: Library, draw: Draw) -> Prepared:
+    size = draw.number(1, draw.one_of(6, 300))
+    dtypes = draw.index_dtype(), draw.index_dtype()
+    graphs = [columns(draw, size, size, dtypes) for _ in range(draw.number(1, 2))]
+    k = draw.one_of(1, 2, 9, 120)
+    nodes = draw.integers(0, size, draw.number(0, 90))
+    rows = torch.full((len(nodes), k), -7, dtype=torch.int32)
+    counts = torch.full((3,), -7)
+    release, seed = draw.flag(), draw.number(-(2**63), 2**63 - 1)
+    hubs: list[Tensor] = []
+    thinned: list[Tensor] = []
+    list_counts: list[Tensor] = []
+    if draw.flag():
+        cap = draw.one_of(1, 3, 50)
+        for one in graphs:
+            hubs.append((one.colptr.diff() > cap).nonzero().flatten())
+            thinned.append(torch.empty(len(hubs[-1]), cap, dtype=dtypes[1]))
+            list_counts.append(torch.empty(len(hubs[-1]), dtype=torch.int64))
+            lib.thin_lists(one.colptr, one.row, hubs[-1], seed, thinned[-1], list_counts[-1])
+    call = {
+        "ptr": [one.colptr for one in graphs],
+        "index": [one.row for one in graphs],
+        "hubs": hubs,
+        "thinned": thinned,
+        "list_counts": list_counts,
+        "nodes": nodes,
+        "release": release,
+        "random_seed": seed,
+        "rows": rows,
+        "counts": counts,
+    }
+
+    def check_rows(_: Any) -> None:
+        assert_equal(rows[:, 0], nodes.to(torch.int32))
+        near: list[set[int]] = [set() for _ in range(size)]
+        for one in graphs:
+            for source, target in zip(one.row.tolist(), one.dst.tolist(), strict=True):
+                near[target].add(source)
+        for node, *drawn in rows.tolist():
+            possible = near[node].union(*(near[other] for other in near[node]))
+            if not release:
+                possible.discard(node)
+            assert {*drawn} <= (possible or {*range(size)})
+            assert (
+                not possible or len(possible) < k - 1 or hubs or release or (len({*drawn}) == k - 1)
+            )
+        assert bool((counts >= 0).all())
+
+    return call, check_rows if k > 1 else lambda _: assert_equal(rows[:, 0], nodes.to(torch.int32))
+
+
+def thin_lists(lib: Library, draw: Draw) -> Prepared:
+    size = draw.number(1, draw.one_of(6, 300))
+    graph = columns(draw, size, size, (draw.index_dtype(), draw.index_dtype()))
+    cap = draw.one_of(1, 3, 50)
+    nodes = draw.integers(0, size, draw.number(0, 20))
+    thinned = torch.full((len(nodes), cap), -7, dtype=graph.row.dtype)
+    counts = torch.full((len(nodes),), -7)
+    call = {
+        "ptr": graph.colptr,
+        "index": graph.row,
+        "nodes": nodes,
+        "random_seed": draw.number(-(2**63), 2**63 - 1),
+        "thinned": thinned,
+        "counts": counts,
+    }
+
+    def check_lists(_: Any) -> None:
+        for node, kept, count in zip(nodes.tolist(), thinned, counts.tolist(), strict=True):
+            own = {*graph.row[graph.dst == node].tolist()}
+            assert count == min(len(own), cap) == len({*kept[:count].tolist()})
+            assert {*kept[:count].tolist()} <= own
+            assert not kept[count:].any()
+
+    return call, check_lists
+
+
+SAMPLING_CALLS = (
+    *(sample_layer, sample_neighbors, random_walk, draw_negatives, unique_and_compact),
+    *(sample_local_nodes, thin_lists),
+)

@@ -1,0 +1,1 @@
+"""Tokens of nodes: samples, stores and what they are made of."""
