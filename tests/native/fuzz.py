@@ -114,6 +114,8 @@ def with_bad_value(draw: Draw, tensor: Tensor) -> Tensor:
 
 def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
     value = call[name]
+    if isinstance(value, list) and not value:
+        return draw.one_of([torch.zeros(1)], [torch.zeros(1, dtype=torch.int64)], None)
     if isinstance(value, list):
         place = draw.number(0, len(value) - 1)
         item = value[place]

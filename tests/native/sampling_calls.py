@@ -236,7 +236,7 @@ def sample_local_nodes(lib: Library, draw: Draw) -> Prepared:
             hubs.append((one.colptr.diff() > cap).nonzero().flatten())
             thinned.append(torch.empty(len(hubs[-1]), cap, dtype=dtypes[1]))
             list_counts.append(torch.empty(len(hubs[-1]), dtype=torch.int64))
-            lib.thin_lists(one.colptr, one.row, hubs[-1], seed, thinned[-1], list_counts[-1])
+            lib("thin_lists", one.colptr, one.row, hubs[-1], seed, thinned[-1], list_counts[-1])
     call = {
         "ptr": [one.colptr for one in graphs],
         "index": [one.row for one in graphs],
@@ -260,10 +260,10 @@ def sample_local_nodes(lib: Library, draw: Draw) -> Prepared:
             possible = near[node].union(*(near[other] for other in near[node]))
             if not release:
                 possible.discard(node)
-            assert {*drawn} <= (possible or {*range(size)})
-            assert (
-                not possible or len(possible) < k - 1 or hubs or release or (len({*drawn}) == k - 1)
-            )
+            if not hubs:  # of which all that is left may be the node itself
+                assert {*drawn} <= (possible or {*range(size)})
+                assert not 0 < k - 1 <= len(possible) or release or len({*drawn}) == k - 1
+            assert all(0 <= other < size for other in drawn)
         assert bool((counts >= 0).all())
 
     return call, check_rows if k > 1 else lambda _: assert_equal(rows[:, 0], nodes.to(torch.int32))

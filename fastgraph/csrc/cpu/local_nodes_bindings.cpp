@@ -22,8 +22,8 @@ template <typename Ptr, typename Index>
 NeighborLists<Ptr, Index> checked_lists(const Tensors& ptr, const Tensors& index,
                                         const Tensors& hubs, const Tensors& thinned,
                                         const Tensors& counts, size_t i) {
-  const auto at = static_cast<int64_t>(i);
-  const OwnedTensor owned_ptr = ptr[at], owned_index = index[at];
+  const OwnedTensor owned_ptr = tensor_at(ptr, i, "ptr");
+  const OwnedTensor owned_index = tensor_at(index, i, "index");
   NeighborLists<Ptr, Index> lists{};
   lists.graph = checked_adjacency<Ptr, Index>(Tensor(owned_ptr), Tensor(owned_index),
                                               item("ptr", i).c_str(), item("index", i).c_str());
@@ -33,7 +33,9 @@ NeighborLists<Ptr, Index> checked_lists(const Tensors& ptr, const Tensors& index
   }
   lists.cap = std::numeric_limits<int64_t>::max();
   if (hubs.empty()) return lists;
-  const OwnedTensor owned_hubs = hubs[at], owned_thinned = thinned[at], owned_counts = counts[at];
+  const OwnedTensor owned_hubs = tensor_at(hubs, i, "hubs");
+  const OwnedTensor owned_thinned = tensor_at(thinned, i, "thinned");
+  const OwnedTensor owned_counts = tensor_at(counts, i, "counts");
   const Tensor lists_of_hubs(owned_thinned);
   lists.hubs = checked_vector<int64_t>(Tensor(owned_hubs), item("hubs", i));
   lists.num_hubs = owned_hubs.numel();
@@ -77,7 +79,8 @@ void bind_sample_local_nodes(Tensors ptr, Tensors index, Tensors hubs, Tensors t
   }
   auto* const out = checked<int32_t>(rows, {num_rows, k}, "rows");
   auto* const counted = checked<int64_t>(counts, {3}, "counts");
-  const OwnedTensor first_ptr = ptr[0], first_index = index[0];
+  const OwnedTensor first_ptr = tensor_at(ptr, 0, "ptr");
+  const OwnedTensor first_index = tensor_at(index, 0, "index");
   dispatch_graph(
       Tensor(first_ptr), Tensor(first_index), "ptr[0]", "index[0]",
       [&](auto ptr_value, auto index_value) {

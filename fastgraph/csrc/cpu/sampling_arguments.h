@@ -1,6 +1,7 @@
 // What bindings of samplers share: checks of graphs, and errors of samplers.
 #pragma once
 
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
 #include <string>
@@ -12,6 +13,14 @@ namespace fastgraph {
 
 inline std::string item(const char* name, size_t i) {
   return std::string(name) + "[" + std::to_string(i) + "]";
+}
+
+// An item of a list, of which one that is None has nothing to look at.
+inline tvm::ffi::Tensor tensor_at(const tvm::ffi::Array<tvm::ffi::Tensor>& tensors, size_t i,
+                                  const char* name) {
+  tvm::ffi::Tensor tensor = tensors[static_cast<int64_t>(i)];
+  if (!tensor.defined()) TVM_FFI_THROW(TypeError) << item(name, i) << " must be a tensor, got None";
+  return tensor;
 }
 
 // A contiguous one-dimensional tensor of any size.

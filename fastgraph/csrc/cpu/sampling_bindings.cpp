@@ -77,8 +77,8 @@ struct SampleArguments {
 template <typename Ptr, typename Index>
 Relation<Ptr, Index> checked_relation(const SampleArguments& in, size_t r,
                                       const std::vector<NodeType<Index>>& types) {
-  const OwnedTensor owned_colptr = in.colptr[static_cast<int64_t>(r)];
-  const OwnedTensor owned_row = in.row[static_cast<int64_t>(r)];
+  const OwnedTensor owned_colptr = tensor_at(in.colptr, r, "colptr");
+  const OwnedTensor owned_row = tensor_at(in.row, r, "row");
   const Tensor colptr(owned_colptr), row(owned_row);
   Relation<Ptr, Index> relation{};
   relation.colptr = checked_vector<Ptr>(colptr, item("colptr", r));
@@ -124,7 +124,7 @@ template <typename Index>
 NodeType<Index> checked_type(const SampleArguments& in, size_t t) {
   NodeType<Index> type{};
   type.num_nodes = memory_of<const int64_t>(in.num_nodes, "num_nodes")[t];
-  const OwnedTensor owned_seed = in.seed[static_cast<int64_t>(t)];
+  const OwnedTensor owned_seed = tensor_at(in.seed, t, "seed");
   const Tensor seed(owned_seed);
   type.seeds = checked_vector<Index>(seed, item("seed", t));
   type.num_seeds = seed.size(0);
@@ -205,11 +205,11 @@ Tensors bind_sample_neighbors(Tensors colptr, Tensors row, Tensor src_type, Tens
   const SampleArguments in{colptr,   row,       src_type,  dst_type,   num_nodes,   seed,
                            fanouts,  node_time, edge_time, seed_time,  edge_weight, replace,
                            directed, disjoint,  last,      random_seed};
-  const OwnedTensor first = seed[0];
+  const OwnedTensor first = tensor_at(seed, 0, "seed");
   return dispatch_indices(Tensor(first), "seed", [&](auto index) {
     using Index = decltype(index);
     if (num_relations == 0) return sample<Index, Index>(in);
-    const OwnedTensor first_colptr = colptr[0];
+    const OwnedTensor first_colptr = tensor_at(colptr, 0, "colptr");
     return dispatch_indices(Tensor(first_colptr), "colptr",
                             [&](auto ptr) { return sample<decltype(ptr), Index>(in); });
   });
@@ -331,14 +331,14 @@ void bind_draw_negatives(Tensor colptr, Tensor row, int64_t num_src, bool loops,
 // The distinct values, and the positions of all others among them.
 Tensors bind_unique_and_compact(Tensors ids) {
   if (ids.empty()) TVM_FFI_THROW(ValueError) << "ids must hold a tensor, got none";
-  const OwnedTensor first = ids[0];
+  const OwnedTensor first = tensor_at(ids, 0, "ids");
   return dispatch_indices(Tensor(first), "ids[0]", [&](auto index) {
     using Index = decltype(index);
     std::vector<Values<Index>> values;
     std::vector<Buffer<Index>> positions(ids.size());
     std::vector<Index*> memory;
     for (size_t i = 0; i < ids.size(); ++i) {
-      const OwnedTensor owned = ids[static_cast<int64_t>(i)];
+      const OwnedTensor owned = tensor_at(ids, i, "ids");
       const Tensor list(owned);
       values.push_back({checked_vector<Index>(list, item("ids", i)), list.size(0)});
       positions[i].reserve(list.size(0));
