@@ -40,6 +40,8 @@ from fastgraph.tokens.store import (
 
 _HASHED_AT_ONCE = 1 << 22
 _BLOCK_BYTES = 32 << 20
+_OF_BLOCK = {"rows", "sha256", "counts"}
+"""Of a line of the journal."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int], None]
@@ -242,21 +244,25 @@ def _resumed(task: _Task, head: bytes) -> tuple[Path, int, Counts]:
 
 def _whole_lines(journal: Path) -> list[dict[str, Any]]:
     """The lines of a journal, but for a last one without an end."""
-    if not journal.exists():
-        return []
-    text, _, _ = journal.read_bytes().rpartition(b"\n")
     try:
-        return [json.loads(line) for line in text.splitlines()]
+        text, _, _ = journal.read_bytes().rpartition(b"\n")
+    except FileNotFoundError:  # another rank may have finished its shard since it was listed
+        return []
+    try:
+        lines = [json.loads(line) for line in text.splitlines()]
     except ValueError as error:
         raise manifest.FileFormatError(f"{journal}: expected lines of JSON: {error}") from error
+    for number, line in enumerate(lines):
+        expected = _OF_BLOCK if number else {"identity"}
+        if not isinstance(line, dict) or set(line) != expected:
+            raise manifest.FileFormatError(f"{journal}: expected {sorted(expected)}, got {line}")
+    return lines
 
 
 def _found_identity(folder: Path) -> dict[str, Any] | None:
     """The identity of a shard that is there, whole or not; ``None`` if it is not begun."""
     if lines := _whole_lines(folder / JOURNAL):
-        found = lines[0].get("identity")
-        if not isinstance(found, dict):
-            raise manifest.FileFormatError(f"{folder / JOURNAL}: expected a journal of rows")
+        found: dict[str, Any] = lines[0]["identity"]
         return found
     if (folder / manifest.NAME).exists():
         return manifest.read(folder, FORM).content

@@ -243,9 +243,10 @@ def test_files_that_are_cut_or_foreign_are_errors(tmp_path) -> None:
     journal.write_bytes(b"no json\n" + good_journal)
     with pytest.raises(manifest.FileFormatError, match=r"journal\.jsonl: expected"):
         write(tmp_path / "s", resume=True)
-    journal.write_bytes(b"{}\n")
-    with pytest.raises(manifest.FileFormatError, match=r"journal\.jsonl: expected"):
-        write(tmp_path / "s", resume=True)
+    for foreign_line in (b"{}\n", b"[]\n", good_journal + b'{"rows": 60}\n', good_journal + b"3\n"):
+        journal.write_bytes(foreign_line)
+        with pytest.raises(manifest.FileFormatError, match=r"journal\.jsonl: expected \["):
+            write(tmp_path / "s", resume=True)
     journal.write_bytes(good_journal + b'{"rows": 60, "sha')
     write(tmp_path / "s", resume=True)
     whole = TokenStore(tmp_path / "s", verify=True)
