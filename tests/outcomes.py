@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,18 +23,18 @@ class Outcome(NamedTuple):
 
     Attributes:
         step: ``"forward"`` or ``"backward"``, in which the error came; ``"end"`` where none did.
-        error: its class and its text, without notes, times and stacks.
+        error: the name of its class and its text, without notes, times and stacks.
         results: outputs, then gradients of floating-point inputs and parameters.
     """
 
     step: str
-    error: tuple[type[BaseException], str] | None = None
+    error: tuple[str, str] | None = None
     results: tuple[Tensor | None, ...] = ()
 
     def __str__(self) -> str:
         if self.error is None:
             return f"{len(self.results)} results"
-        return f"{self.step}: {self.error[0].__name__}: {self.error[1]}"
+        return f"{self.step}: {self.error[0]}: {self.error[1]}"
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -45,7 +46,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _copied(value: Any) -> Any:
-    """The same with tensors of its own, of which those of real numbers want a gradient."""
+    """The same with tensors of its own, of which dense ones of real numbers want a gradient."""
     if isinstance(value, dict):
         return {key: _copied(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
@@ -53,11 +54,20 @@ def _copied(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     copied = value.clone()
-    return copied.requires_grad_() if copied.is_floating_point() else copied
+    is_dense = copied.layout == torch.strided
+    return copied.requires_grad_() if is_dense and copied.is_floating_point() else copied
 
 
-def outcome(module: nn.Module, call: Arguments) -> Outcome:
-    """How a forward and a backward pass of a copy of a module end."""
+def outcome(
+    module: nn.Module, call: Arguments, edit: Callable[[dict[str, Any]], object] | None = None
+) -> Outcome:
+    """How a forward and a backward pass of a copy of a module end.
+
+    Args:
+        module: the module.
+        call: its arguments, of which it gets copies.
+        edit: is given those that were passed by name, between the passes.
+    """
     module = copy.deepcopy(module)
     args, kwargs = _copied(call)
     inputs = [t for t in _tensors([args, kwargs]) if t.requires_grad]
@@ -65,6 +75,8 @@ def outcome(module: nn.Module, call: Arguments) -> Outcome:
     step = "forward"
     try:
         found = [t for t in _tensors(module(*args, **kwargs)) if t.is_floating_point()]
+        if edit is not None:
+            edit(kwargs)
         step = "backward"
         gradients: tuple[Tensor | None, ...] = ()
         needed = [t for t in found if t.requires_grad]
@@ -73,7 +85,9 @@ def outcome(module: nn.Module, call: Arguments) -> Outcome:
             cotangents = [torch.randn(t.shape, dtype=torch.float64).to(t) for t in needed]
             gradients = torch.autograd.grad(needed, inputs, cotangents, allow_unused=True)
     except Exception as error:
-        return Outcome(step, (type(error), _PLACES.sub("", str(error))))
+        kind = type(error)
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        return Outcome(step, (name, _PLACES.sub("", str(error))))
     return Outcome("end", None, (*(t.detach() for t in found), *gradients))
 
 
@@ -86,13 +100,22 @@ def difference(upstream: Outcome, ours: Outcome) -> str | None:
             zeros = [t for t in (a, b) if t is not None and t.any()]
             if zeros:
                 return f"result {position} has a gradient in one of them only"
-        elif a.dtype != b.dtype or a.shape != b.shape:
+        elif a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
             return f"result {position}: {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
-        elif not torch.allclose(
-            a, b, rtol=_TOLERANCE[a.dtype], atol=_TOLERANCE[a.dtype], equal_nan=True
-        ):
+        elif a.is_meta:
+            continue
+        elif a.layout != b.layout:
+            return f"result {position}: {a.layout}, {b.layout}"
+        elif not _is_close(a, b):
             return f"result {position} differs by {(a - b).abs().max()}"
     return None
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    tolerance = _TOLERANCE[a.dtype]
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 # Different orders of summation: some tens of roundings, of values of order one.

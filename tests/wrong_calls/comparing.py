@@ -1,0 +1,83 @@
+"""Where calls of a layer end differently without and with fastgraph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from tests.outcomes import difference
+from tests.wrong_calls.cases import Case
+from tests.wrong_calls.forking import Ended, outcomes
+
+
+class Difference(NamedTuple):
+    """A call that ends differently.
+
+    Attributes:
+        layer: the configuration.
+        case: the name of the call.
+        kind: in a few words; ``"upstream differs from itself"`` where nothing can be compared.
+        text: both endings.
+    """
+
+    layer: str
+    case: str
+    kind: str
+    text: str
+
+
+def compared(
+    name: str, module: nn.Module, cases: Sequence[Case], seconds: float = 20.0
+) -> list[Difference]:
+    """The calls of a layer that end differently, confirmed in processes of their own.
+
+    Args:
+        name: of the configuration.
+        module: the layer.
+        cases: the calls.
+        seconds: of processor time after which a call is ended.
+    """
+    ours = outcomes(module, cases, seconds, routed=True)
+    upstreams = outcomes(module, cases, seconds, routed=False)
+    doubtful = [
+        case
+        for case, a, b in zip(cases, upstreams, ours, strict=True)
+        if described(a, b) is not None
+    ]
+    if not doubtful:
+        return []
+    found = []
+    first, again = (
+        outcomes(module, doubtful, seconds, routed=False, isolated=True) for _ in range(2)
+    )
+    ours = outcomes(module, doubtful, seconds, routed=True, isolated=True)
+    for case, a, b, c in zip(doubtful, first, again, ours, strict=True):
+        differs = described(a, c)
+        if differs is None:
+            continue
+        if described(a, b) is not None:
+            differs = "upstream differs from itself", differs[1]
+        found.append(Difference(name, case.name, *differs))
+    return found
+
+
+def described(upstream: Ended, ours: Ended) -> tuple[str, str] | None:
+    """How two endings differ, in a few words and in full; ``None`` where they do not."""
+    if isinstance(upstream, str) or isinstance(ours, str):
+        if upstream == ours:
+            return None
+        return f"{_short(upstream)} / {_short(ours)}", f"upstream {upstream}\n    ours {ours}"
+    text = difference(upstream, ours)
+    if text is None:
+        return None
+    return f"{_short(upstream)} / {_short(ours)}", text
+
+
+def _short(ended: Ended) -> str:
+    if isinstance(ended, str):
+        return ended
+    if ended.error is None:
+        return "computes"
+    return f"{ended.error[0].rpartition('.')[2]} in {ended.step}"
