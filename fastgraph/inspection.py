@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fastgraph import settings
+from fastgraph.comparison.borrowing import borrowed
 from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing import status
 from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.switch import SWITCH
-
-
-class _CopyingResults(TorchFunctionMode):
-    """Lets ``copy.deepcopy`` copy tensors that autograd made, which torch refuses.
-
-    A layer may keep a result of its last call, and nobody differentiates through the copy.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not Tensor.__deepcopy__ or args[0].is_leaf:
-            return func(*args, **(kwargs or {}))
-        result, memo = args
-        memo[id(result)] = copied = result.detach().clone().requires_grad_()
-        return copied
-
-
-def _same_values(module: torch.nn.Module) -> dict[int, Any]:
-    """Parameters over the memory of a module's own, as a memo of ``copy.deepcopy``."""
-    return {
-        id(own): torch.nn.Parameter(own.detach(), own.requires_grad)
-        for own in module.parameters()
-        if type(own) is torch.nn.Parameter
-    }
 
 
 def explain(module: torch.nn.Module | Callable[..., Any]) -> str:
@@ -85,12 +58,13 @@ def explain(module: torch.nn.Module | Callable[..., Any]) -> str:
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
     """True if all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
 
-    A copy of the module that shares its parameters' memory is run once on these inputs. So its
-    buffers, the gradients of its parameters and its hooks' effects on itself are as before, and so
-    are the random states of torch, on the devices of these tensors, of numpy and of python; the
-    counters of ``fastgraph.status()`` do not move. What ``torch.compile``
-    has compiled runs eagerly here: the compiled code takes the same routes. Graphs count as large
-    enough to gain, unless the setting ``min_edges`` says otherwise.
+    The module is run once on these inputs. Afterwards its buffers, its other attributes, with lists,
+    dictionaries and sets in them, and the gradients of its parameters are as before, and so are the
+    random states of torch, on the devices of these tensors, of numpy and of python; the counters of
+    ``fastgraph.status()`` do not move. Objects of other kinds that it holds are not copied, and keep
+    what ``forward`` changes in them. What ``torch.compile`` has compiled runs eagerly here: the
+    compiled code takes the same routes. Graphs count as large enough to gain, unless the setting
+    ``min_edges`` says otherwise.
 
     Args:
         module: any module, in the mode and on the device in which it is to run.
@@ -112,10 +86,9 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
         torch.compiler.set_stance("force_eager"),
         status.recording() as seen,
         settings.of_any_size(),
+        borrowed(module) as lent,
     ):
-        with _CopyingResults():
-            copied = copy.deepcopy(module, _same_values(module))
-        copied(*args, **kwargs)
+        lent(*args, **kwargs)
     reasons = [f"{row.layer}: {reason}" for row in seen.rows for reason in row.reasons]
     if not seen.rows:
         original = getattr(module, "_orig_mod", module)

@@ -254,6 +254,75 @@ def test_is_accelerated_shares_parameters_and_leaves_their_gradients() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+class Remembering(torch.nn.Module):
+    """Changes whatever it holds, and holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.conv = GATConv(-1, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.seen: list[torch.Tensor] = [torch.zeros(2)]
+        self.pair = (torch.ones(2), {"calls": 0})
+        self.same = {"norm": self.norm, "weight": self.norm.weight}
+        self.register_buffer("steps", torch.zeros(()))
+        self.conv.register_forward_hook(lambda *_: self.seen.append(torch.ones(1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.conv(x, EDGES)) + self.same["weight"]
+        self.steps += 1
+        self.seen[0] += 1
+        self.pair[0].mul_(2)
+        self.pair[1]["calls"] += 1
+        self.same["latest"] = self.latest = out
+        self.register_module("more", torch.nn.Linear(2, 2))
+        out.sum().backward()
+        return out
+
+
+def test_is_accelerated_puts_back_what_a_call_changes() -> None:
+    module, x = Remembering(), torch.randn(NODES, 4)
+    seen, same, pair, weight = module.seen, module.same, module.pair, module.norm.weight
+    steps = module.steps
+    before = list(vars(module)), list(vars(module.conv)), list(module.state_dict())
+    with fastgraph.enabled(min_edges=0):
+        assert fastgraph.is_accelerated(module, x) == (True, [])
+        assert (list(vars(module)), list(vars(module.conv)), list(module.state_dict())) == before
+        assert isinstance(module.conv.lin.weight, torch.nn.UninitializedParameter)
+        assert module.seen is seen and [t.tolist() for t in seen] == [[0, 0]]
+        assert module.same is same and set(same) == {"norm", "weight"}
+        assert module.pair is pair and pair[0].tolist() == [1, 1] and pair[1] == {"calls": 0}
+        assert same["weight"] is module.norm.weight is weight and weight.grad is None
+        assert module.steps is steps and steps == 0 and module.norm.num_batches_tracked == 0
+        # And the module is as usable as before: a call of it counts, and trains it.
+        module(x)
+    assert module.steps == 1 and len(seen) == 2 and pair[1] == {"calls": 1}
+    assert all(parameter.grad is not None for parameter in module.conv.parameters())
+
+
+def test_is_accelerated_puts_back_after_an_error() -> None:
+    module = Remembering()
+    weight = module.norm.weight
+    with fastgraph.enabled(min_edges=0), pytest.raises(ValueError, match="too many values"):
+        fastgraph.is_accelerated(module, "no features")
+    assert module.norm.weight is weight and module.same["weight"] is weight
+
+
+def test_is_accelerated_of_traced_messages_and_scripted_modules() -> None:
+    """What is kept of a traced message reads the parameters that are there at a call."""
+    conv, x = FAConv(4), torch.randn(NODES, 4)
+    scripted = torch.jit.script(torch.nn.BatchNorm1d(4))
+    whole = torch.nn.Sequential(scripted)
+    with fastgraph.enabled(min_edges=0):
+        for _ in range(2):
+            assert fastgraph.is_accelerated(conv, x, x, EDGES) == (True, [])
+            conv(x, x, EDGES).sum().backward()
+        fastgraph.is_accelerated(scripted, x)
+        fastgraph.is_accelerated(whole, x)
+    assert whole[0] is scripted and scripted.num_batches_tracked == 0
+    assert all(parameter.grad is not None for parameter in conv.parameters())
+
+
 def test_is_accelerated_refuses_what_is_no_module() -> None:
     with (
         fastgraph.enabled(),
