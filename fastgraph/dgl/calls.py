@@ -14,7 +14,7 @@ from dgl.heterograph import DGLGraph
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dgl.conditions import call_refusal
+from fastgraph.dgl.conditions import mode_refusal, place_refusal
 from fastgraph.dgl.devices import beside_features
 from fastgraph.dgl.structure import Relation, Structure, structure_of
 from fastgraph.edge_programs.dtypes import HALVES
@@ -85,6 +85,15 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     """
     if not isinstance(graph, DGLGraph):
         return Refusal(f"the graph is a {type(graph).__name__}")
+    first = feat[0] if isinstance(feat, tuple) and feat else feat
+    if isinstance(first, Tensor):  # before a new graph is read
+        refusal = (
+            mode_refusal(first)
+            or plain_parameters(module)
+            or REGISTRY.refusal(operator, device_type(first), first.dtype)
+        )
+        if refusal is not None:
+            return refusal
     structure = structure_of(graph._graph)
     if isinstance(structure, Refusal):
         return structure
@@ -92,11 +101,7 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     inputs = _inputs_of(feat, structure, bool(graph.is_block))
     if isinstance(inputs, Refusal):
         return inputs
-    refusal = (
-        call_refusal(structure.device, structure.num_edges, inputs.src, can_move=True)
-        or plain_parameters(module)
-        or REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
-    )
+    refusal = place_refusal(structure.device, structure.num_edges, inputs.src, can_move=True)
     if refusal is not None:
         return refusal
     structure = beside_features(structure, inputs.src)

@@ -6,13 +6,14 @@ import functools
 
 import torch
 from dgl.global_config import is_libxsmm_enabled
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastgraph.dgl.structure import Structure
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, too_few_edges
+from fastgraph.routing.status import THREAD
 
 _has_autocast = functools.cache(torch.amp.is_autocast_available)
 
@@ -52,17 +53,36 @@ def call_refusal(
         features: of nodes.
         can_move: whether edges on the CPU may be copied to the device of the features.
     """
+    refusal = mode_refusal(features)
+    return refusal or place_refusal(device, num_edges, features, can_move=can_move)
+
+
+def place_refusal(
+    device: torch.device, num_edges: int, features: Tensor, *, can_move: bool = False
+) -> Refusal | None:
+    """The part of :func:`call_refusal` that depends on the edges."""
+    if features.device != device and not (can_move and device.type == "cpu"):
+        return Refusal("features and graph on different devices")
+    return too_few_edges(num_edges)
+
+
+def mode_refusal(features: Tensor) -> Refusal | None:
+    """Why a call on features must be left to upstream, whatever graph it is."""
     if torch.compiler.is_compiling():
         return Refusal("within torch.compile, which does not look into DGL's graphs")
     refusal = execution_mode()
     if refusal is not None:
         return refusal
-    if features.device != device and not (can_move and device.type == "cpu"):
-        return Refusal("features and graph on different devices")
     kind = device_type(features)
     if _has_autocast(kind) and torch.is_autocast_enabled(kind):
         return Refusal("under autocast, in which DGL's own functions take one dtype only")
-    return too_few_edges(num_edges)
+    return None
+
+
+def is_in_layer_left() -> bool:
+    """True in a call of a layer with a route of its own that was left to DGL as a whole."""
+    counted = THREAD.counted
+    return bool(counted) and isinstance(counted[-1], nn.Module)
 
 
 def last_wins(x: Tensor) -> bool:

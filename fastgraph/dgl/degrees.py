@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
-from dgl.nn.pytorch.conv import EdgeGATConv
 from torch import Tensor
 
+from fastgraph.dgl.conditions import is_in_layer_left
 from fastgraph.dgl.index_objects import is_below, is_single, num_edges_of
 from fastgraph.dgl.sizes import SUM
 from fastgraph.dgl.structure import Ungrouped, structure_of
@@ -21,7 +21,6 @@ from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import too_few_edges
 from fastgraph.routing.sizes import are_too_few
-from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 
 
@@ -44,7 +43,7 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     """The in-degree of every node of ``v``; ``None`` where DGL is to count.
 
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
-    which it needs one, as those of ``EdgeGATConv`` are, and where not all nodes are meant.
+    which it needs one, as a layer is that has a route of its own, and where not all nodes are meant.
     """
     if type(gidx) is not HeteroGraphIndex:
         return None
@@ -53,7 +52,7 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     num_edges = num_edges_of(gidx)
     if are_too_few(SUM, num_edges) or too_few_edges(num_edges) is not None:
         return None
-    if THREAD.counted and isinstance(THREAD.counted[-1], EdgeGATConv):
+    if is_in_layer_left():
         return None
     if not v.is_cpu or is_recording() or torch.is_autocast_enabled("cpu"):
         return None

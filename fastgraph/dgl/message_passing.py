@@ -21,10 +21,9 @@ import torch
 from dgl import core
 from dgl.base import ALL, NID, is_all
 from dgl.function.base import BuiltinFunction
-from dgl.nn.pytorch.conv import HGTConv, RelGraphConv
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
-from fastgraph.dgl.conditions import NoOperator
+from fastgraph.dgl.conditions import NoOperator, is_in_layer_left
 from fastgraph.dgl.index_objects import is_below
 from fastgraph.dgl.sizes import PRODUCT, SOFTMAX, WEIGHTED_SUM, is_too_small
 from fastgraph.dgl.structure import SEVERAL_RELATIONS
@@ -101,7 +100,8 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
-        if not (SWITCH.active and _is_function(mfunc) and _is_function(rfunc)) or _is_typed():
+        is_theirs = not (_is_function(mfunc) and _is_function(rfunc)) or is_in_layer_left()
+        if is_theirs or not SWITCH.active:
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
             if THREAD.counted:
@@ -119,15 +119,6 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     return routed
 
 
-def _is_typed() -> bool:
-    """True in a layer that was left to DGL and whose messages are no programs.
-
-    They are products by the matrices of types, which have a gradient of their own.
-    """
-    counted = THREAD.counted
-    return bool(counted) and type(counted[-1]) in (HGTConv, RelGraphConv)
-
-
 def _is_function(given: Any) -> bool:
     return isinstance(given, BuiltinFunction) or callable(given)
 
@@ -137,7 +128,7 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
     def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
         # Message passing names the numbers of edges; `apply_edges` does not.
         is_whole = not others and is_all(eid) and len(graph.canonical_etypes) == 1
-        if not (SWITCH.active and is_whole) or _is_typed():
+        if not (SWITCH.active and is_whole) or is_in_layer_left():
             return invoke(graph, eid, etype, func, **others)
         if traced.is_tiny(graph):
             if THREAD.counted:
