@@ -14,7 +14,9 @@ from torch import Tensor
 def add_to(out: Tensor, term: Tensor) -> Tensor:
     """``out + term``, in the memory of ``out`` where the sum has its shape and dtype."""
     fits = out.shape[out.dim() - term.dim() :] == term.shape
-    in_place = fits and torch.promote_types(out.dtype, term.dtype) == out.dtype
+    # In place, a term on the meta device would be no error.
+    in_place = fits and out.is_meta == term.is_meta
+    in_place = in_place and torch.promote_types(out.dtype, term.dtype) == out.dtype
     return out.add_(term) if in_place else out + term
 
 

@@ -239,7 +239,10 @@ def _parts_to_remember_by(edge_index: Any, edge_weight: Any) -> tuple[Tensor, ..
     """The tensors that hold the graph; ``None`` where nothing may be remembered."""
     if not SWITCH.active or is_recording() or execution_mode() is not None:
         return None
-    if edge_weight is not None and plain_tensor("edge_weight", edge_weight) is not None:
+    if edge_weight is not None and (
+        plain_tensor("edge_weight", edge_weight) is not None
+        or edge_weight.layout != torch.strided  # upstream has an error for it
+    ):
         return None
     parts = _plain_parts(edge_index)
     # Tensors without content are equal to all of their shape.

@@ -501,10 +501,10 @@ def _features(
         if len(features) != 2:
             return Refusal(f"x has {len(features)} entries")
         for position, part in enumerate(features):
-            if isinstance(part, Tensor) and (position == 0 or not fused):
+            if isinstance(part, Tensor) and not fused:
                 module._set_size(sizes, position, part)
         features = features[0]  # as upstream, whatever the flow
-    elif isinstance(features, Tensor):
+    elif isinstance(features, Tensor) and not fused:
         module._set_size(sizes, gathered, features)
     # A subclass may have a dense matrix for its edges, but not a sparse one.
     refusal = (operand if edges.ptr is None and edges.values is None else plain_tensor)(
@@ -516,6 +516,8 @@ def _features(
         return Refusal(f"features of layout {features.layout}")
     if features.dim() < 2 or not -features.dim() <= module.node_dim < features.dim():
         return Refusal(f"features of {features.dim()} dimensions with node_dim={module.node_dim}")
+    if fused and sizes[gathered] != features.shape[module.node_dim]:
+        return Refusal("a sparse adjacency matrix of another size than the features")
     num_out = sizes[gathered] if sizes[aggregating] is None else sizes[aggregating]
     if type(num_out) is int:
         return (features, num_out) if num_out >= 0 else Refusal("a negative size")
