@@ -168,6 +168,8 @@ def _inputs_of(x: object) -> Inputs | Refusal:
             return refusal
         if features.layout != torch.strided or features.dim() != 2:
             return Refusal("features that are not a dense matrix")
+    if pair[0].device != pair[1].device:
+        return Refusal("features of sources and of destinations on different devices")
     return Inputs(*pair)
 
 

@@ -1,10 +1,72 @@
-"""Where ours is on purpose another ending than upstream's."""
+"""Where another ending than upstream's is meant: a page of the documentation says so, and why."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from tests.wrong_calls.comparing import Difference
+
+_IN_PLACE = "one of the variables needed for gradient computation has been modified by an inplace"
+
+
+class Meant(NamedTuple):
+    """Differences that are meant.
+
+    Attributes:
+        reason: in a few words, which are on the page.
+        page: in ``docs``.
+        covers: whether a difference is one of these.
+    """
+
+    reason: str
+    page: str
+    covers: Callable[[str, Difference], bool]
+
+
+def _is_uncounted(library: str, found: Difference) -> bool:
+    return found.case.endswith("through .data between the passes")
+
+
+def _names_another_tensor(library: str, found: Difference) -> bool:
+    return found.case.endswith("between the passes") and found.text.count(_IN_PLACE) == 2
+
+
+def _is_wide(library: str, found: Difference) -> bool:
+    layers = ("GINEConv", "GENConv, mean, edges")
+    is_edited = found.case == "edge_attr: doubled between the passes"
+    return is_edited and found.layer.removesuffix(", pair") in layers
+
+
+def _is_half(library: str, found: Difference) -> bool:
+    return library == "dgl" and found.case.endswith("float16")
+
+
+def _is_restricted(library: str, found: Difference) -> bool:
+    return found.case == "graph: CSC alone" and found.kind.endswith("/ computes")
+
+
+MEANT = (
+    Meant(
+        "edits between the passes that torch does not count, as those through `.data`",
+        "routed.md",
+        _is_uncounted,
+    ),
+    Meant(
+        "which of the edited tensors the error of a counted edit names",
+        "routed.md",
+        _names_another_tensor,
+    ),
+    Meant(
+        "features of edges as wide as messages, edited in place between the passes",
+        "routed.md",
+        _is_wide,
+    ),
+    Meant("float16 can be used on the CPU, which DGL refuses", "dgl.md", _is_half),
+    Meant("graphs that are restricted to CSC", "dgl.md", _is_restricted),
+)
 
 
 def reason_of(library: str, found: Difference) -> str | None:
     """Why a difference is none that is to be mended; ``None`` where it is."""
-    return None
+    return next((one.reason for one in MEANT if one.covers(library, found)), None)

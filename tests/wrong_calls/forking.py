@@ -25,7 +25,7 @@ from tests.wrong_calls.cases import Case
 
 _LENGTH = struct.Struct("q")
 _MEMORY = 4 * 2**30  # bytes beyond what a fork begins with
-_PATIENCE = 10  # times as long a call may take that waits for a processor
+_PATIENCE = 100  # times as long a call may take that waits for a processor
 
 Ended = Outcome | str
 """How a call ended; as a text, that its process did."""
@@ -69,6 +69,7 @@ def _run(
     routed: bool,
     write: Callable[[Any], None],
 ) -> None:
+    torch.set_num_threads(1)  # a fork has no threads but its own
     ways = fastgraph.enabled(min_edges=0) if routed else contextlib.nullcontext()
     with ways, warnings.catch_warnings():
         warnings.simplefilter("ignore")
