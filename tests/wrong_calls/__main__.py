@@ -19,7 +19,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--library", choices=["pyg", "dgl"], default="pyg")
     parser.add_argument("--layers", nargs="*", help="names of configurations; default: all")
     parser.add_argument("--cases", help="calls whose names contain this; default: all")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of processor time for a call (5)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of processor time for a call (5)"
+    )
     parser.add_argument("--all", action="store_true", help="those with a known reason, too")
     options = parser.parse_args(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

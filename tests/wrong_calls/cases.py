@@ -51,7 +51,7 @@ def recorded(layer: nn.Module, call: Callable[[Any], Any]) -> dict[str, Any]:
     """The arguments, by name, with which a function calls a layer first."""
     try:
         call(_Recorder(layer))
-    except _Recorded as found:
+    except _FirstCall as found:
         args, kwargs = found.args
     else:
         raise ValueError(f"{type(layer).__name__} is not called")
@@ -59,8 +59,8 @@ def recorded(layer: nn.Module, call: Callable[[Any], Any]) -> dict[str, Any]:
     return dict(bound.arguments)
 
 
-class _Recorded(Exception):
-    """The first call of a layer."""
+class _FirstCall(BaseException):
+    """The first call of a layer, with its arguments."""
 
 
 class _Recorder:
@@ -68,7 +68,7 @@ class _Recorder:
         self._layer = layer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _Recorded(args, kwargs)
+        raise _FirstCall(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)

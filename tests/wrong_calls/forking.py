@@ -40,7 +40,12 @@ def warm_up() -> None:
 
 
 def outcomes(
-    module: nn.Module, cases: Sequence[Case], seconds: float, *, routed: bool, isolated: bool = False
+    module: nn.Module,
+    cases: Sequence[Case],
+    seconds: float,
+    *,
+    routed: bool,
+    isolated: bool = False,
 ) -> list[Ended]:
     """How calls end, one after another in one process as long as none of them ends it.
 
@@ -55,7 +60,9 @@ def outcomes(
     while len(found) < len(cases):
         end = len(found) + 1 if isolated else len(cases)
         some = cases[len(found) : end]
-        got, ending = _read(lambda write, some=some: _run(module, some, seconds, routed, write), seconds)
+        got, ending = _read(
+            lambda write, some=some: _run(module, some, seconds, routed, write), seconds
+        )
         found += got
         if len(got) < len(some):
             found.append(ending)
@@ -124,9 +131,7 @@ def _bytes(pipe: int, count: int, seconds: float) -> bytes | None:
     return found
 
 
-def _in_child(
-    work: Callable[[Callable[[Any], None]], None], reading: int, writing: int
-) -> None:
+def _in_child(work: Callable[[Callable[[Any], None]], None], reading: int, writing: int) -> None:
     code = 1
     try:
         os.close(reading)
@@ -148,4 +153,3 @@ def _in_child(
         code = 0
     finally:
         os._exit(code)
-

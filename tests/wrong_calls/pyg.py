@@ -16,7 +16,7 @@ from tests.wrong_calls.cases import Case, Shapes, cases, recorded
 _usual, _others, _given = (measure(name) for name in ("pyg_usual", "pyg_usual_others", "given"))
 
 SHAPES = Shapes(num_nodes=14, num_edges=40, num_kinds=_given.RELATIONS)
-CHANNELS = 4
+CHANNELS = 8  # features of edges are half as wide
 
 Usual = Any
 
@@ -45,9 +45,7 @@ OPTIONS: dict[str, Usual] = {
     "SAGEConv, no root": _own(lambda: pyg.SAGEConv(_C, 2, root_weight=False)),
     "SAGEConv, backwards": _own(lambda: pyg.SAGEConv(_C, 5, flow="target_to_source")),
     "GraphConv, max": _own(lambda: pyg.GraphConv(_C, 5, aggr="max")),
-    "LGConv, not normalised": _own(
-        lambda: pyg.LGConv(normalize=False), edges="edge_weight"
-    ),
+    "LGConv, not normalised": _own(lambda: pyg.LGConv(normalize=False), edges="edge_weight"),
     "SimpleConv, combined": _own(lambda: pyg.SimpleConv("max", combine_root="cat")),
     "SimpleConv, weighted": _own(lambda: pyg.SimpleConv("mean"), edges="edge_weight"),
     "SGConv, weighted": _own(lambda: pyg.SGConv(_C, 5, K=2), edges="edge_weight"),

@@ -24,8 +24,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 SAMPLE = {
     "GCNConv, weighted": ("right", "edge_weight: sparse", "edge_index: COO, empty"),
     "SAGEConv": ("x: a pair of mixed devices", "edge_index: CSR, too few columns"),
-    "SimpleConv, max": ("edge_index: CSR, too many columns", "x: None"),
+    "SimpleConv, max": ("edge_index: CSR, too many columns",),
     "GATConv, edges": ("right", "x: a pair of mixed devices", "edge_attr: scalar"),
+    "RGCNConv": ("x: no channels", "edge_type: too large", "edge_type: float"),
     "GINEConv": ("edge_index: source too large", "edge_index: int16", "edge_attr: too short"),
 }
 

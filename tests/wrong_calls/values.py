@@ -132,7 +132,7 @@ def of_nodes(x: Tensor) -> dict[str, Any]:
 
 
 def of_edges(values: Tensor) -> dict[str, Any]:
-    """In place of weights or features of edges, ``[E]`` or ``[E, F]``, where one number is given."""
+    """In place of weights or features of edges, ``[E]`` or ``[E, F]``."""
     one = values if values.dim() == 1 else values[:, 0]
     two = values if values.dim() == 2 else torch.stack([values, values.neg()], 1)
     return {
