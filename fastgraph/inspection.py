@@ -58,13 +58,13 @@ def explain(module: torch.nn.Module | Callable[..., Any]) -> str:
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
     """True if all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
 
-    The module is run once on these inputs. Afterwards its buffers, its other attributes, with lists,
-    dictionaries and sets in them, and the gradients of its parameters are as before, and so are the
-    random states of torch, on the devices of these tensors, of numpy and of python; the counters of
-    ``fastgraph.status()`` do not move. Objects of other kinds that it holds are not copied, and keep
-    what ``forward`` changes in them. What ``torch.compile`` has compiled runs eagerly here: the
-    compiled code takes the same routes. Graphs count as large enough to gain, unless the setting
-    ``min_edges`` says otherwise.
+    The module is run once on these inputs. Afterwards its buffers, its other attributes, with what
+    is in lists, dictionaries and sets of them, and the gradients of its parameters are as before.
+    So are the random states of torch, on the devices of these tensors, of numpy and of python, and
+    the counters of ``fastgraph.status()``. Objects of other kinds that it holds are not copied, and
+    keep what ``forward`` changes in them. What ``torch.compile`` has compiled runs eagerly here:
+    the compiled code takes the same routes. Graphs count as large enough to gain, unless the
+    setting ``min_edges`` says otherwise.
 
     Args:
         module: any module, in the mode and on the device in which it is to run.

@@ -439,6 +439,8 @@ def _dtype(
         refusal = operand(name, tensor)
         if refusal is None and tensor.device != edge_index.device:
             refusal = Refusal("edge_index is not on the device of the features")
+        if refusal is None and 0 in tensor.shape[1:]:
+            refusal = Refusal(f"{name} has no channels")  # upstream has an error, or no work
         if refusal is not None:
             return refusal
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
