@@ -79,10 +79,10 @@ def mode_refusal(features: Tensor) -> Refusal | None:
     return None
 
 
-def is_in_layer_left() -> bool:
-    """True in a call of a layer with a route of its own that was left to DGL as a whole."""
-    counted = THREAD.counted
-    return bool(counted) and isinstance(counted[-1], nn.Module)
+def layer_left() -> nn.Module | None:
+    """The layer with a route of its own that was left to DGL as a whole, within a call of it."""
+    innermost = THREAD.counted[-1] if THREAD.counted else None
+    return innermost if isinstance(innermost, nn.Module) else None
 
 
 def last_wins(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
-from fastgraph.dgl.conditions import is_in_layer_left
+from fastgraph.dgl.conditions import layer_left
 from fastgraph.dgl.index_objects import is_below, is_single, num_edges_of
 from fastgraph.dgl.sizes import SUM
 from fastgraph.dgl.structure import Ungrouped, structure_of
@@ -43,7 +43,8 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     """The in-degree of every node of ``v``; ``None`` where DGL is to count.
 
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
-    which it needs one, as a layer is that has a route of its own, and where not all nodes are meant.
+    which it needs one, as is a layer that has a route of its own, and where not all nodes are
+    meant.
     """
     if type(gidx) is not HeteroGraphIndex:
         return None
@@ -52,7 +53,7 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     num_edges = num_edges_of(gidx)
     if are_too_few(SUM, num_edges) or too_few_edges(num_edges) is not None:
         return None
-    if is_in_layer_left():
+    if layer_left() is not None:
         return None
     if not v.is_cpu or is_recording() or torch.is_autocast_enabled("cpu"):
         return None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted
-from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
+from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal, unless_edited
 from fastgraph.dgl.sizes import TYPED_ATTENTION, of_layer
 from fastgraph.layers.sums import first_rows
 from fastgraph.plugins.patching import Patches
@@ -58,12 +58,14 @@ def plan(
 
     def compute() -> Tensor:
         module.presorted = presorted  # as DGL's code leaves it
-        return _forward(module, call, pairs, ntype, presorted)
+        return _forward(module, call, pairs, ntype, etype, presorted)
 
     return compute
 
 
-def _forward(module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, presorted: bool) -> Tensor:
+def _forward(
+    module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, etype: Tensor, presorted: bool
+) -> Tensor:
     x, ntype_dst = call.inputs.src, first_rows(ntype, call.num_dst)
     x_dst = first_rows(x, call.num_dst)
     shape = (-1, module.num_heads, module.head_size)
@@ -76,7 +78,7 @@ def _forward(module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, presorte
     out, _, _ = ops.attention(
         query,
         pairs.project(key, factor * _matrices(module.relation_att)),
-        pairs.project(value, _matrices(module.relation_msg)),
+        unless_edited(pairs.project(value, _matrices(module.relation_msg)), etype),
         edges.index,
         ptr=edges.ptr,
         scale=1 / module.sqrt_d,

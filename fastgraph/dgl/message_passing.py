@@ -21,9 +21,10 @@ import torch
 from dgl import core
 from dgl.base import ALL, NID, is_all
 from dgl.function.base import BuiltinFunction
+from dgl.nn.pytorch.linear import TypedLinear
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
-from fastgraph.dgl.conditions import NoOperator, is_in_layer_left
+from fastgraph.dgl.conditions import NoOperator, layer_left
 from fastgraph.dgl.index_objects import is_below
 from fastgraph.dgl.sizes import PRODUCT, SOFTMAX, WEIGHTED_SUM, is_too_small
 from fastgraph.dgl.structure import SEVERAL_RELATIONS
@@ -100,7 +101,7 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
-        is_theirs = not (_is_function(mfunc) and _is_function(rfunc)) or is_in_layer_left()
+        is_theirs = not (_is_function(mfunc) and _is_function(rfunc)) or _is_typed()
         if is_theirs or not SWITCH.active:
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
@@ -119,6 +120,15 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     return routed
 
 
+def _is_typed() -> bool:
+    """True in a layer that was left to DGL and whose messages are no programs.
+
+    They are products by the matrices of types, which have a gradient of their own.
+    """
+    layer = layer_left()
+    return layer is not None and any(isinstance(m, TypedLinear) for m in layer.modules())
+
+
 def _is_function(given: Any) -> bool:
     return isinstance(given, BuiltinFunction) or callable(given)
 
@@ -128,7 +138,7 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
     def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
         # Message passing names the numbers of edges; `apply_edges` does not.
         is_whole = not others and is_all(eid) and len(graph.canonical_etypes) == 1
-        if not (SWITCH.active and is_whole) or is_in_layer_left():
+        if not (SWITCH.active and is_whole) or _is_typed():
             return invoke(graph, eid, etype, func, **others)
         if traced.is_tiny(graph):
             if THREAD.counted:

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
-from fastgraph.dgl.relations import Pairs, matrices_of, pairs_of, typed_linear_refusal
+from fastgraph.dgl.relations import (
+    Pairs,
+    matrices_of,
+    pairs_of,
+    typed_linear_refusal,
+    unless_edited,
+)
 from fastgraph.dgl.sizes import RELATIONS, of_layer
 from fastgraph.layers.sums import add_to, first_rows
 from fastgraph.plugins.patching import Patches
@@ -53,17 +59,20 @@ def plan(
 
     def compute() -> Tensor:
         module.presorted = presorted  # as DGL's code leaves it
-        return _forward(module, call, pairs, norm)
+        return _forward(module, call, pairs, etypes, norm)
 
     return compute
 
 
-def _forward(module: RelGraphConv, call: Accepted, pairs: Pairs, norm: Tensor | None) -> Tensor:
+def _forward(
+    module: RelGraphConv, call: Accepted, pairs: Pairs, etypes: Tensor, norm: Tensor | None
+) -> Tensor:
     x = call.inputs.src
     edges = pairs.grouped.edges
     weight = matrices_of(module.linear_r)
+    projected = pairs.project(x.view(len(x), *weight.shape[1:-1]), weight)
     h = ops.spmm(
-        pairs.project(x.view(len(x), *weight.shape[1:-1]), weight).flatten(1),
+        unless_edited(projected, etypes).flatten(1),
         edges.index,
         None if norm is None else norm.reshape(-1),
         ptr=edges.ptr,

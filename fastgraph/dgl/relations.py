@@ -20,6 +20,7 @@ from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import remembered
 from fastgraph.layers.modules import KnownModules
 from fastgraph.plugins.refusal import Refusal
+from fastgraph.routing.conditions import is_plain
 
 TYPED_LINEAR = KnownModules(TypedLinear)
 
@@ -65,6 +66,30 @@ class Pairs:
             ``[pairs, *heads, out_channels]``.
         """
         return projected(x.index_select(0, self._source), weight, self._sizes)
+
+
+def unless_edited(projected: Tensor, etype: Tensor) -> Tensor:
+    """``projected``, whose gradient is an error where types of edges were edited, as it is in DGL.
+
+    DGL saves the types for its backward pass, where pairs are remembered as they were.
+    """
+    is_recorded = projected.requires_grad and torch.is_grad_enabled()
+    if not is_recorded or not is_plain(projected, etype) or etype.is_inference():
+        return projected
+    found: Tensor = _UnlessEdited.apply(projected, etype)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _UnlessEdited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, etype: Tensor) -> Tensor:
+        ctx.save_for_backward(etype)
+        return projected.view_as(projected)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors  # torch compares versions
+        return grad, None
 
 
 _PLACES = 16

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fastgraph
 from tests.ab import Arguments, arguments
 from tests.dgl.graphs import ORDINARY, block, dgl, graph
 from tests.graphs import random_edges
 from tests.outcomes import differences
 
 import dgl.nn as dglnn  # isort: skip
+from fastgraph.dgl import calls as calls_of_layers  # isort: skip
 
 NODES, EDGES, CHANNELS = ORDINARY.num_src, ORDINARY.num_edges, 6
 
@@ -182,3 +185,67 @@ def test_wrong_calls_end_as_dgls(name: str) -> None:
     module = LAYERS[name]()
     found = differences(module, calls(module))
     assert not found, "\n".join(f"{call}\n    {differs}" for call, differs in found.items())
+
+
+@pytest.mark.parametrize("name", ["RelGraphConv", "HGTConv"])
+def test_edits_of_types_between_the_passes(name: str) -> None:
+    """DGL saves them for its backward pass, which raises then; without an edit it computes."""
+    torch.manual_seed(0)
+    g = connected()
+    if name == "HGTConv":
+        module, more = dglnn.HGTConv(CHANNELS, 3, 2, 2, 3, dropout=0.0), (torch.arange(NODES) % 2,)
+    else:
+        module, more = dglnn.RelGraphConv(CHANNELS, 4, 3), ()
+    found: dict[bool, list[Any]] = {}
+    for is_routed in (False, True):
+        ways = fastgraph.enabled(min_edges=0, strict=True) if is_routed else nullcontext()
+        with ways:
+            for is_edited in (False, True):
+                x = features(NODES, CHANNELS).requires_grad_()
+                etypes = torch.arange(g.num_edges()) % 3
+                out = module(g, x, *more, etypes)
+                if is_edited:
+                    etypes.copy_(etypes.flip(0))
+                    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                        out.sum().backward()
+                else:
+                    found[is_routed] = [out, *torch.autograd.grad(out.square().sum(), x)]
+    for ours, dgls in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(ours, dgls, rtol=1e-4, atol=1e-4)
+
+
+def test_a_graph_is_not_read_for_a_call_that_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[object] = []
+    upstream = calls_of_layers.structure_of
+    monkeypatch.setattr(
+        calls_of_layers, "structure_of", lambda index: (read.append(index), upstream(index))[1]
+    )
+    conv, x = dglnn.GATConv(CHANNELS, 5, 2), features(NODES, CHANNELS)
+    with fastgraph.enabled(min_edges=0):
+        with torch.autocast("cpu", torch.bfloat16), suppress(Exception):
+            conv(connected(), x)
+        with suppress(Exception):
+            conv(connected(), x.to(torch.complex64))
+        assert not read
+        conv(connected(), x)
+        assert len(read) == 1
+
+
+class Relational(dglnn.RelGraphConv):
+    """Of a user."""
+
+
+@pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
+def test_typed_messages_of_a_layer_that_is_left_to_dgl_are_not_traced() -> None:
+    conv = Relational(CHANNELS, 4, 3)
+    conv.linear_r.register_forward_hook(lambda module, given, out: out)
+    g = connected()
+    arguments = g, features(NODES, CHANNELS), torch.arange(g.num_edges()) % 3
+    expected = conv(*arguments)
+    with fastgraph.enabled(min_edges=0):
+        found = conv(*arguments)
+    torch.testing.assert_close(found, expected)
+    status = {row.layer: (row.routed, row.fell_back) for row in fastgraph.status().rows}
+    assert status["Relational"] == (0, 1) and "dgl.update_all" not in status
