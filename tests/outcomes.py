@@ -37,11 +37,12 @@ class Outcome(NamedTuple):
         return f"{self.step}: {self.error[0]}: {self.error[1]}"
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors within tuples, lists and dictionaries."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
-        return [tensor for part in value for tensor in _tensors(part)]
+        return [tensor for part in value for tensor in tensors_in(part)]
     return [value] if isinstance(value, Tensor) else []
 
 
@@ -70,11 +71,11 @@ def outcome(
     """
     module = copy.deepcopy(module)
     args, kwargs = _copied(call)
-    inputs = [t for t in _tensors([args, kwargs]) if t.requires_grad]
+    inputs = [t for t in tensors_in([args, kwargs]) if t.requires_grad]
     inputs += [p for p in module.parameters() if p.requires_grad]
     step = "forward"
     try:
-        found = [t for t in _tensors(module(*args, **kwargs)) if t.is_floating_point()]
+        found = [t for t in tensors_in(module(*args, **kwargs)) if t.is_floating_point()]
         if edit is not None:
             edit(kwargs)
         step = "backward"
@@ -91,8 +92,17 @@ def outcome(
     return Outcome("end", None, (*(t.detach() for t in found), *gradients))
 
 
-def difference(upstream: Outcome, ours: Outcome) -> str | None:
-    """How two outcomes differ for a user, or ``None`` where they do not."""
+def difference(
+    upstream: Outcome, ours: Outcome, coarsest: torch.dtype | None = None
+) -> str | None:
+    """How two outcomes differ for a user, or ``None`` where they do not.
+
+    Args:
+        upstream: the one that is right.
+        ours: the other one.
+        coarsest: the dtype of all that was computed of, in whose rounding, of the largest value,
+            results may differ; default: the dtype of each, for values of order one.
+    """
     if upstream[:2] != ours[:2] or len(upstream.results) != len(ours.results):
         return f"upstream {upstream}\n    ours {ours}"
     for position, (a, b) in enumerate(zip(upstream.results, ours.results, strict=True)):
@@ -106,16 +116,20 @@ def difference(upstream: Outcome, ours: Outcome) -> str | None:
             continue
         elif a.layout != b.layout:
             return f"result {position}: {a.layout}, {b.layout}"
-        elif not _is_close(a, b):
+        elif not _is_close(a, b, coarsest):
             return f"result {position} differs by {(a - b).abs().max()}"
     return None
 
 
-def _is_close(a: Tensor, b: Tensor) -> bool:
+def _is_close(a: Tensor, b: Tensor, coarsest: torch.dtype | None) -> bool:
     if a.layout != torch.strided:
         a, b = a.to_dense(), b.to_dense()
-    tolerance = _TOLERANCE[a.dtype]
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    allowed = largest = _TOLERANCE[a.dtype]
+    if coarsest is not None:
+        allowed = max(allowed, _TOLERANCE.get(coarsest, 0.0))
+        finite = a[a.isfinite()].abs()
+        largest = allowed * max(1.0, float(finite.max()) if finite.numel() else 0.0)
+    return torch.allclose(a, b, rtol=allowed, atol=largest, equal_nan=True)
 
 
 # Different orders of summation: some tens of roundings, of values of order one.

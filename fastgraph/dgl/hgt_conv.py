@@ -43,6 +43,11 @@ def plan(
         return call
     if not g.is_block and g._graph.number_of_ntypes() != 1:
         return Refusal("two kinds of nodes, of which DGL's code takes one")
+    refusal = call.structure.refusal("the types of nodes", ntype)
+    if refusal is None and ntype.shape != x.shape[:1]:
+        refusal = Refusal(f"types of nodes of shape {list(ntype.shape)}")
+    if refusal is not None:
+        return refusal
     if x.device != g.device:
         return Refusal("matrices of kinds of nodes, which DGL multiplies by where its graphs are")
     for name in ("relation_att", "relation_msg"):

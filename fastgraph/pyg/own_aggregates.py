@@ -139,6 +139,8 @@ def _beside_fast_rgcn_conv(
         return Refusal("edge_type does not have one type for each edge")
     if types.dtype is not torch.int64 or types.shape != edge_index.shape[1:]:
         return Refusal("edge_type does not have one type for each edge")
+    if edge_index.is_meta or types.device != edge_index.device:
+        return Refusal("edge_type is not on the device of edge_index")
     transpose = layer.flow == "target_to_source"
     num_in = x.shape[0]  # the gathered ones alone are given
     ends = num_in, num_rows, transpose, layer.num_relations, x.dtype

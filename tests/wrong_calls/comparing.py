@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
-from tests.outcomes import difference
+from tests.ab import Arguments
+from tests.outcomes import difference, tensors_in
 from tests.wrong_calls.cases import Case
 from tests.wrong_calls.forking import Ended, outcomes
 
@@ -48,7 +50,7 @@ def compared(
     upstreams = outcomes(module, cases, seconds, routed=False)
     found, doubtful = [], []
     for case, a, b in zip(cases, upstreams, ours, strict=True):
-        differs = described(a, b)
+        differs = described(a, b, _coarsest(module, case.call))
         if differs is None:
             continue
         found.append(Difference(name, case.name, *differs))
@@ -60,22 +62,38 @@ def compared(
     )
     ours = outcomes(module, doubtful, seconds, routed=True, isolated=True)
     for case, a, b, c in zip(doubtful, first, again, ours, strict=True):
-        differs = described(a, c)
+        coarsest = _coarsest(module, case.call)
+        differs = described(a, c, coarsest)
         if differs is None:
             continue
-        if described(a, b) is not None:
+        if described(a, b, coarsest) is not None:
             differs = "upstream differs from itself", differs[1]
         found.append(Difference(name, case.name, *differs))
     return found
 
 
-def described(upstream: Ended, ours: Ended) -> tuple[str, str] | None:
-    """How two endings differ, in a few words and in full; ``None`` where they do not."""
+def _coarsest(module: nn.Module, call: Arguments) -> torch.dtype:
+    """The dtype with the largest rounding error among parameters and arguments."""
+    given = [*module.parameters(), *tensors_in(call)]
+    dtypes = {t.dtype for t in given if t.is_floating_point()} or {torch.float32}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def described(
+    upstream: Ended, ours: Ended, coarsest: torch.dtype = torch.float32
+) -> tuple[str, str] | None:
+    """How two endings differ, in a few words and in full; ``None`` where they do not.
+
+    Args:
+        upstream: how the call ends upstream.
+        ours: how it ends with fastgraph.
+        coarsest: as for :func:`tests.outcomes.difference`.
+    """
     if isinstance(upstream, str) or isinstance(ours, str):
         if upstream == ours:
             return None
         return f"{_short(upstream)} / {_short(ours)}", f"upstream {upstream}\n    ours {ours}"
-    text = difference(upstream, ours)
+    text = difference(upstream, ours, coarsest)
     if text is None:
         return None
     return f"{_short(upstream)} / {_short(ours)}", text

@@ -27,6 +27,8 @@ SAMPLE = {
     "SimpleConv, max": ("edge_index: CSR, too many columns",),
     "GATConv, edges": ("right", "x: a pair of mixed devices", "edge_attr: scalar"),
     "RGCNConv": ("x: no channels", "edge_type: too large", "edge_type: float"),
+    "FastRGCNConv": ("edge_type: on meta", "edge_index: on meta"),
+    "LEConv": ("edge_weight: float64",),
     "GINEConv": ("edge_index: source too large", "edge_index: int16", "edge_attr: too short"),
 }
 
