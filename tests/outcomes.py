@@ -92,9 +92,7 @@ def outcome(
     return Outcome("end", None, (*(t.detach() for t in found), *gradients))
 
 
-def difference(
-    upstream: Outcome, ours: Outcome, coarsest: torch.dtype | None = None
-) -> str | None:
+def difference(upstream: Outcome, ours: Outcome, coarsest: torch.dtype | None = None) -> str | None:
     """How two outcomes differ for a user, or ``None`` where they do not.
 
     Args:
