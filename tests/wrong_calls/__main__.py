@@ -31,8 +31,11 @@ def main(words: list[str] | None = None) -> int:
     from tests.wrong_calls.exceptions import reason_of
     from tests.wrong_calls.forking import warm_up
 
-    warm_up()
     layers = importlib.import_module(f"tests.wrong_calls.{options.library}")
+    warm_up()
+    unknown = set(options.layers or ()) - set(layers.NAMES)
+    if unknown:
+        parser.error(f"--layers: names of {layers.__name__}.NAMES; got {sorted(unknown)}")
     kinds: Counter[str] = Counter()
     known: Counter[str] = Counter()
     number, began = 0, time.monotonic()

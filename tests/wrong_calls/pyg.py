@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from torch import nn
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex
 
 from tests.cuda.benchmarks import measure
 from tests.graphs import random_edges
 from tests.wrong_calls.cases import Case, Shapes, cases, recorded
+from tests.wrong_calls.values import changed
 
 _usual, _others, _given = (measure(name) for name in ("pyg_usual", "pyg_usual_others", "given"))
 
@@ -94,4 +96,32 @@ def layer_and_cases(name: str) -> tuple[nn.Module, list[Case]]:
     torch.manual_seed(0)
     layer = config.build(given)
     arguments = recorded(layer, lambda recorder: config.call(recorder, given))
-    return layer, cases(layer, arguments, SHAPES)
+    found = cases(layer, arguments, SHAPES)
+    if arguments.get("edge_index") is given.edges:
+        found += [
+            Case(f"edge_index: EdgeIndex, {what}", ((), {**arguments, "edge_index": wrong}))
+            for what, wrong in _edge_indices(index, (SHAPES.num_nodes, targets)).items()
+        ]
+    return layer, found
+
+
+def _edge_indices(index: Tensor, size: tuple[int, int | None]) -> dict[str, EdgeIndex]:
+    """In place of an ``edge_index``, of a graph of this size."""
+    num_src, num_dst = size[0], size[1] or size[0]
+    by_column = index[:, index[1].argsort(stable=True)]
+    sized = {"sort_order": "col", "sparse_size": (num_src, num_dst)}
+    return {
+        "not sorted": EdgeIndex(index),
+        "too large": EdgeIndex(changed(index, (1, 7), num_dst)),
+        "sorted": EdgeIndex(by_column, **sized),
+        "sorted, without a size": EdgeIndex(by_column, sort_order="col"),
+        "sorted, more nodes": EdgeIndex(
+            by_column, sort_order="col", sparse_size=(num_src + 3, num_dst + 3)
+        ),
+        "sorted, fewer nodes": EdgeIndex(
+            by_column, sort_order="col", sparse_size=(num_src - 2, num_dst - 2)
+        ),
+        "by sources": EdgeIndex(index[:, index[0].argsort(stable=True)], sort_order="row"),
+        "said to be sorted": EdgeIndex(index, **sized),
+        "int32": EdgeIndex(by_column.int(), **sized),
+    }
