@@ -53,6 +53,10 @@ def _is_restricted(library: str, found: Difference) -> bool:
     return found.case.endswith(": CSC alone") and found.kind.endswith("/ computes")
 
 
+def _is_int32(library: str, found: Difference) -> bool:
+    return found.case.endswith("int32") and found.kind == "computes / computes"
+
+
 def _has_no_ending(library: str, found: Difference) -> bool:
     return found.kind == "upstream differs from itself"
 
@@ -78,6 +82,7 @@ MEANT = (
         "routed.md",
         _is_wide,
     ),
+    Meant("For int32 indices torch's own gradients", "routed.md", _is_int32),
     Meant("`NNConv` and `CFConv` keep a copy of features of nodes", "dgl.md", _is_copied),
     Meant("float16 can be used on the CPU, which DGL refuses", "dgl.md", _is_half),
     Meant("graphs that are restricted to CSC", "dgl.md", _is_restricted),
