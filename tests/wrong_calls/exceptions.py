@@ -57,6 +57,10 @@ def _is_int32(library: str, found: Difference) -> bool:
     return found.case.endswith("int32") and found.kind == "computes / computes"
 
 
+def _is_not_sorted(library: str, found: Difference) -> bool:
+    return found.case.endswith("EdgeIndex, said to be sorted") and found.kind.endswith("/ computes")
+
+
 def _has_no_ending(library: str, found: Difference) -> bool:
     return found.kind == "upstream differs from itself"
 
@@ -82,6 +86,7 @@ MEANT = (
         "routed.md",
         _is_wide,
     ),
+    Meant("an `EdgeIndex` that is said to be sorted and is not", "routed.md", _is_not_sorted),
     Meant("For int32 indices torch's own gradients", "routed.md", _is_int32),
     Meant("`NNConv` and `CFConv` keep a copy of features of nodes", "dgl.md", _is_copied),
     Meant("float16 can be used on the CPU, which DGL refuses", "dgl.md", _is_half),
