@@ -34,8 +34,7 @@ class TokenGraph(NamedTuple):
     """A graph by its lists of neighbours, of which one kind may be missing.
 
     Attributes:
-        into: the nodes from which edges lead to each node, as :class:`NeighborLoader
-            <torch_geometric.loader.NeighborLoader>` walks.
+        into: the nodes from which edges lead to each node, as PyG's ``NeighborLoader`` walks.
         out: the nodes to which edges lead from each node.
     """
 
