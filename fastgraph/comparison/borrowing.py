@@ -35,7 +35,7 @@ def borrowed(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _State:
-    """What stands in place of tensors, and how containers and modules become what they were."""
+    """Stand-ins of tensors, and how containers and modules become what they were."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, Any] = {}  # the memo of ``copy.deepcopy``
@@ -44,7 +44,7 @@ class _State:
         self._alive: list[Any] = []  # so that no other object gets the number of one of these
 
     def lend(self, value: Any) -> Any:
-        """What stands in place of a value: itself, with other tensors in it, or a copy."""
+        """The stand-in of a value: itself, with other tensors in it, or a copy."""
         if isinstance(value, Tensor):
             return self._tensor(value)
         if not isinstance(value, (nn.Module, dict, list, tuple, set, deque)):

@@ -133,7 +133,7 @@ def _replaced(value: Any, path: Path, by: Any) -> Any:
 def _wrong(
     value: Any, shapes: Shapes, graphs: Callable[[Any], dict[str, Any]] | None
 ) -> dict[str, Any]:
-    """What may stand in place of a value."""
+    """The values that may stand in place of one."""
     if isinstance(value, tuple):
         return {
             "None last": (*value[:-1], None),
@@ -158,7 +158,7 @@ def _wrong(
 def _not_given(
     layer: nn.Module, given: dict[str, Any], shapes: Shapes
 ) -> dict[str, dict[str, Any]]:
-    """What may be given for arguments that a right call leaves out, by their names."""
+    """Values for arguments that a right call leaves out, by their names."""
     features = torch.linspace(0.5, 2, 3 * shapes.num_edges).view(-1, 3)
     kinds = torch.arange(shapes.num_edges) % shapes.num_kinds
     known: dict[str, dict[str, Any]] = {

@@ -90,7 +90,7 @@ def _run(
 def _read(
     work: Callable[[Callable[[Any], None]], None], seconds: float
 ) -> tuple[list[Outcome], str]:
-    """What a fork writes, and how it ended."""
+    """The outcomes that a fork writes, and how it ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
