@@ -309,7 +309,7 @@ def test_is_accelerated_puts_back_after_an_error() -> None:
 
 
 def test_is_accelerated_of_traced_messages_and_scripted_modules() -> None:
-    """What is kept of a traced message reads the parameters that are there at a call."""
+    """A program that is kept of a message reads the parameters that are there at a call."""
     conv, x = FAConv(4), torch.randn(NODES, 4)
     scripted = torch.jit.script(torch.nn.BatchNorm1d(4))
     whole = torch.nn.Sequential(scripted)
