@@ -7,6 +7,7 @@
 #include "bindings/checks.h"
 #include "cpu/degrees.h"
 #include "cpu/dense_attention.h"
+#include "cpu/gather_tokens.h"
 #include "cpu/indices.h"
 #include "cpu/panels.h"
 #include "cpu/threads.h"
@@ -329,6 +330,58 @@ void bind_dense_attention_backward(Tensor query, Tensor key, Tensor value, Tenso
   });
 }
 
+// A contiguous matrix of elements of any dtype, as bytes.
+TokenTable checked_table(const Tensor& tensor, int64_t row_bytes, const char* name) {
+  check_place(tensor, name);
+  check_ndim(tensor, 2, name);
+  const int64_t own_bytes = tensor.size(1) * item_bytes(tensor, name);
+  if (row_bytes >= 0 && own_bytes != row_bytes) {
+    TVM_FFI_THROW(ValueError) << name << " must have rows of " << row_bytes << " bytes, got shape "
+                              << shape_text(tensor) << " of " << dtype_text(tensor);
+  }
+  if (!tensor.IsContiguous()) refuse_strides(tensor, name);
+  return {memory_of<const char>(tensor, name), tensor.size(0), own_bytes};
+}
+
+// How many of the rows come from the cache.
+int64_t bind_gather_tokens(Tensor rows, OptionalTensor cache_bits, OptionalTensor cache_before,
+                           OptionalTensor cache_rows, Tensor nodes, Tensor out) {
+  const TokenTable table = checked_table(rows, -1, "rows");
+  TokenCache cache{};
+  if (cache_bits.has_value()) {
+    const int64_t words = (table.num_rows + 63) / 64;
+    const auto* bits = checked<const int64_t>(cache_bits, {words}, "cache_bits");
+    if (!cache_before.has_value() || !cache_rows.has_value()) {
+      TVM_FFI_THROW(ValueError) << "cache_before and cache_rows must be tensors with cache_bits, "
+                                << "got None";
+    }
+    const TokenTable held = checked_table(cache_rows.value(), table.row_bytes, "cache_rows");
+    cache = {reinterpret_cast<const uint64_t*>(bits),
+             checked<const int32_t>(cache_before, {words}, "cache_before"), held.rows,
+             held.num_rows};
+  }
+  check_ndim(nodes, 1, "nodes");
+  const int64_t count = nodes.size(0);
+  const auto* ids = checked<const int32_t>(nodes, {count}, "nodes");
+  const TokenTable result = checked_table(out, table.row_bytes, "out");
+  if (result.num_rows != count) {
+    TVM_FFI_THROW(ValueError) << "out must have a row for each of " << count << " nodes, got shape "
+                              << shape_text(out);
+  }
+  BadIndex bad;
+  const int64_t hits = with_memory(
+      [&] { return gather_tokens(table, cache, ids, count, memory_of<char>(out, "out"), bad); });
+  if (hits < 0 && bad.in_row) {
+    TVM_FFI_THROW(ValueError) << "cache_rows must have the row of each node of cache_bits, got "
+                              << cache.num_rows << " rows without that of node " << bad.value;
+  }
+  if (hits < 0) {
+    TVM_FFI_THROW(IndexError) << "nodes holds " << bad.value << ", expected 0 <= node < "
+                              << table.num_rows;
+  }
+  return hits;
+}
+
 int64_t bind_checksum(Tensor tensor) {
   check_place(tensor, "tensor");
   if (tensor.ndim() != 1 && tensor.ndim() != 2) {
@@ -387,6 +440,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax, fastgraph::bind_edge_softmax);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax_backward, fastgraph::bind_edge_softmax_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dense_attention, fastgraph::bind_dense_attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dense_attention_backward, fastgraph::bind_dense_attention_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_tokens, fastgraph::bind_gather_tokens);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prefer_huge_pages, fastgraph::bind_prefer_huge_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(panel_channels, fastgraph::bind_panel_channels);
