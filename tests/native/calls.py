@@ -1,7 +1,7 @@
 """A valid call of each native function with random arguments, and a check of what it wrote.
 
 Those of attention are in ``attention_calls.py`` and ``dense_attention_calls.py``, those of samplers
-in ``sampling_calls.py``.
+in ``sampling_calls.py``, and that of tokens in ``token_calls.py``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tests.native.drawing import (
     outputs,
 )
 from tests.native.sampling_calls import SAMPLING_CALLS
+from tests.native.token_calls import TOKEN_CALLS
 
 
 def checksum(lib: Library, draw: Draw) -> Prepared:
@@ -563,4 +564,5 @@ CALLS = (
     *ATTENTION_CALLS,
     *DENSE_ATTENTION_CALLS,
     *SAMPLING_CALLS,
+    *TOKEN_CALLS,
 )

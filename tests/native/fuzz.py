@@ -48,6 +48,7 @@ UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "row", "seed", "edge
 UNTRUSTED |= {("thin_lists", name) for name in ("ptr", "index", "nodes")}
 UNTRUSTED |= {("sample_local_nodes", "nodes")}
 UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
+UNTRUSTED |= {("gather_tokens", name) for name in ("cache_bits", "cache_before", "nodes")}
 UNTRUSTED |= {
     (name, offsets)
     for name in ("dense_attention", "dense_attention_backward")

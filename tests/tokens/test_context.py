@@ -1,0 +1,233 @@
+"""Context features in files, beside the operator on the whole graph, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.manifest import FileFormatError
+from fastgraph.tokens import HopFeatures, write_context
+from fastgraph.tokens.byte_counts import byte_count
+from fastgraph.tokens.context import _Plan, _ROW_BYTES
+
+Lists = tuple[Tensor, Tensor]
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def edges_of(name: str) -> tuple[Tensor, int]:
+    generator = torch.Generator().manual_seed(11)
+
+    def drawn(high: int, size: int) -> Tensor:
+        return torch.randint(0, high, (size,), generator=generator)
+
+    if name == "one node":
+        return torch.zeros(2, 3, dtype=torch.int64), 1
+    if name == "no edges":
+        return torch.zeros(2, 0, dtype=torch.int64), 7
+    if name == "hubs":  # rows that kernels cut, loops in them, duplicates, isolated nodes
+        hub = torch.stack([drawn(200, 9000), drawn(2, 9000) * 60])
+        return torch.cat([hub, torch.arange(90).expand(2, -1), drawn(220, 800).view(2, -1)], 1), 240
+    return drawn(500, 8000).view(2, -1), 500
+
+
+def lists_of(edge_index: Tensor, num_nodes: int) -> Lists:
+    order = edge_index[1].argsort(stable=True)
+    ptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(edge_index[1], minlength=num_nodes), 0, out=ptr[1:])
+    return ptr, edge_index[0][order]
+
+
+def of_gcn(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
+    parts = [x]
+    for _ in range(hops):
+        parts.append(ops.gcn(parts[-1], edge_index))
+    return torch.stack(parts, dim=1)
+
+
+def least_memory(lists: Lists, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    with pytest.raises(ValueError, match="memory must be at least") as error:
+        _Plan.within(0, lists, shape, dtype)
+    return int(str(error.value).split("at least ")[1].split(" ")[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["one node", "no edges", "hubs", "random"])
+def test_bits_are_those_of_gcn(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    edge_index, num_nodes = edges_of(name)
+    ptr, index = lists_of(edge_index, num_nodes)
+    for hops, channels in ((1, 5), (2, 1), (2, 19), (3, 2)):
+        x = torch.randn(num_nodes, channels)
+        expected = of_gcn(x.to(dtype), edge_index, hops)
+        least = least_memory((ptr, index), (num_nodes, hops + 1, channels), dtype)
+        two_more = 2 * (2 * num_nodes * dtype.itemsize + num_nodes * _ROW_BYTES)
+        for number, memory in enumerate(("1GiB", least, least + two_more)):
+            lists = (ptr, index) if number else (ptr.int(), index.int())
+            found = write_context(
+                lists, x, tmp_path / f"{hops}-{channels}-{number}", hops=hops, dtype=dtype,
+                memory=memory,
+            )
+            assert torch.equal(found.rows, expected), (hops, channels, memory)
+
+
+def test_float64_graph_convolution_is_near(tmp_path: Path) -> None:
+    edge_index, num_nodes = edges_of("hubs")
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    dense = torch.eye(num_nodes, dtype=torch.float64)
+    dense.index_put_((edge_index[1], edge_index[0]), torch.ones(1).double(), accumulate=True)
+    scale = dense.sum(1).rsqrt()
+    smooth = scale[:, None] * dense * scale
+    x = torch.randn(num_nodes, 6)
+    found = write_context(
+        lists_of(edge_index, num_nodes), x, tmp_path / "context", dtype=torch.float32
+    )
+    torch.testing.assert_close(found.rows[:, 1].double(), smooth @ x.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.rows[:, 2].double(), smooth @ smooth @ x.double(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_memory_decides_how_the_work_is_cut() -> None:
+    edge_index, num_nodes = edges_of("hubs")
+    lists = lists_of(edge_index, num_nodes)
+    shape = num_nodes, 3, 64
+    least = least_memory(lists, shape, torch.float32)
+    longest = int(lists[0].diff().max()) + 1
+    assert _Plan.within(least, lists, shape, torch.float32) == _Plan(1, longest)
+    wide = _Plan.within(1 << 30, lists, shape, torch.float32)
+    assert wide.channels == 64
+    assert wide.entries > longest
+    for memory in range(least, least + 200_000, 9973):
+        plan = _Plan.within(memory, lists, shape, torch.float32)
+        panels = 2 * num_nodes * plan.channels * 4
+        assert panels + 4 * num_nodes + 64 * plan.entries <= memory
+        narrower = _Plan.within(memory + 1, lists, shape, torch.float32).channels
+        assert plan.channels <= narrower
+
+
+def test_mapped_features_and_another_process(tmp_path: Path) -> None:
+    edge_index, num_nodes = edges_of("random")
+    x = torch.randn(num_nodes, 8, dtype=torch.float64)
+    np.save(tmp_path / "x.npy", x.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    found = write_context(lists_of(edge_index, num_nodes), mapped, tmp_path / "context")
+    assert torch.equal(found.rows, of_gcn(x.bfloat16(), edge_index, 2))
+    assert (found.num_nodes, found.hops, found.channels) == (num_nodes, 2, 8)
+    pickled = pickle.dumps(found)
+    assert len(pickled) < 1000
+    again = pickle.loads(pickled)
+    assert torch.equal(again.rows, found.rows)
+    before = found.rows[0].clone()
+    again.rows[0] = 7  # no edit reaches the file
+    assert torch.equal(HopFeatures(tmp_path / "context", verify=True).rows[0], before)
+
+
+def test_nan_pass_and_are_counted(tmp_path: Path) -> None:
+    edge_index, num_nodes = edges_of("random")
+    x = torch.randn(num_nodes, 3)
+    x[4, 1] = x[9, 2] = torch.nan
+    with pytest.warns(UserWarning, match="features hold 2 NaN"):
+        found = write_context(lists_of(edge_index, num_nodes), x, tmp_path / "context")
+    assert found.num_nan == 2
+    expected = of_gcn(x.bfloat16(), edge_index, 2)
+    assert torch.equal(found.rows.isnan(), expected.isnan())
+    assert not bool(found.rows[:, :, 0].isnan().any())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clean = write_context(lists_of(edge_index, num_nodes), x.nan_to_num(), tmp_path / "clean")
+    assert clean.num_nan == 0
+
+
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
+    edge_index, num_nodes = edges_of("random")
+    ptr, index = lists_of(edge_index, num_nodes)
+    x = torch.randn(num_nodes, 3)
+
+    def refused(error: type[Exception], message: str, lists: object, features: object = x,
+                **options: object) -> None:
+        with pytest.raises(error, match=message):
+            write_context(lists, features, tmp_path / "none", **options)  # type: ignore[arg-type]
+        assert not (tmp_path / "none" / "manifest.json").exists()
+
+    for features in (x[1:], torch.cat([x, x]), x[:, 0], x[:, :0], None):
+        refused(ValueError, r"features must have shape \[500, channels\]", (ptr, index), features)
+    refused(TypeError, "features must be floating", (ptr, index), x.int())
+    refused(TypeError, "ptr must be an int32 or int64", (ptr.float(), index))
+    refused(TypeError, "index must be an int32 or int64", (ptr, None))
+    refused(TypeError, "lists must be a pair", edge_index)
+    refused(ValueError, "ptr must run from 0 to 4000", (ptr, index[1:]))
+    falls = ptr.clone()
+    falls[7] = falls[8] + 1
+    refused(ValueError, "ptr must not fall, got .* at position 8", (falls, index))
+    for bad in (-1, num_nodes):
+        wrong = index.clone()
+        wrong[-3] = bad
+        refused(IndexError, f"index holds {bad} at position 3997, expected 0 <=", (ptr, wrong))
+    for hops in (0, -1, 1.5, True):
+        refused(ValueError, "hops must be an int of at least 1", (ptr, index), hops=hops)
+    refused(TypeError, "dtype must be one of", (ptr, index), dtype=torch.float64)
+    refused(ValueError, "memory must be at least", (ptr, index), memory=1000)
+    refused(ValueError, "memory must be as", (ptr, index), memory="2GB")
+
+
+def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
+    edge_index, num_nodes = edges_of("random")
+    lists, x = lists_of(edge_index, num_nodes), torch.randn(num_nodes, 3)
+    folder = tmp_path / "context"
+    folder.mkdir()
+    (folder / "rows.bin").write_bytes(b"begun")  # and not finished
+    with pytest.raises(FileFormatError, match="none in it"):
+        HopFeatures(folder)
+    write_context(lists, x, folder)
+    with pytest.raises(FileExistsError, match="complete"):
+        write_context(lists, x, folder)
+    whole = (folder / "rows.bin").read_bytes()
+    (folder / "rows.bin").write_bytes(whole[:-1])
+    with pytest.raises(FileFormatError, match="cut off"):
+        HopFeatures(folder)
+    (folder / "rows.bin").write_bytes(whole + b"x")
+    with pytest.raises(FileFormatError, match="another file"):
+        HopFeatures(folder)
+    (folder / "rows.bin").write_bytes(b"x" + whole[1:])
+    with pytest.raises(FileFormatError, match="SHA-256"):
+        HopFeatures(folder, verify=True)
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(manifest.replace("hop features", "tokens"))
+    with pytest.raises(FileFormatError, match="expected the format 'fastgraph hop features'"):
+        HopFeatures(folder)
+
+
+def test_full_disks_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is computed; mapped memory that has no file ends the process."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    edge_index, num_nodes = edges_of("random")
+    lists, x = lists_of(edge_index, num_nodes), torch.randn(num_nodes, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_context(lists, x, tmp_path / "context")
+    found = write_context(lists, x, tmp_path / "context")  # begun again
+    assert torch.equal(found.rows, of_gcn(x.bfloat16(), edge_index, 2))
+
+
+def test_amounts_of_memory() -> None:
+    assert byte_count("cache", "2GiB") == byte_count("cache", 2 << 30) == 2 << 30
+    assert byte_count("cache", " 1.5 KiB") == 1536
+    assert byte_count("cache", "70B") == byte_count("cache", "70") == 70
+    for wrong in ("2GB", "-1", "GiB", ""):
+        with pytest.raises(ValueError, match="cache must be as"):
+            byte_count("cache", wrong)
+    with pytest.raises(ValueError, match="cache must be at least 0"):
+        byte_count("cache", -1)
+    for other in (None, True, 1.5):
+        with pytest.raises(TypeError, match="cache must be a number"):
+            byte_count("cache", other)
