@@ -234,9 +234,7 @@ def _checked_nodes(nodes: Any, local: LocalNodes) -> Tensor:
     low, high = map(int, ids.aminmax())
     if low < 0 or high >= local.num_nodes:
         wrong = low if low < 0 else high
-        raise IndexError(
-            f"input_nodes holds {wrong}, expected 0 <= node < {local.num_nodes}"
-        )
+        raise IndexError(f"input_nodes holds {wrong}, expected 0 <= node < {local.num_nodes}")
     if local.nodes is not None:
         places = torch.searchsorted(local.nodes, ids).clamp(max=len(local.nodes) - 1)
         lacks = local.nodes[places] != ids

@@ -69,7 +69,9 @@ def write_context(
     plan = _Plan.within(bound, lists, shape, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
-    with file.open("wb") as stream:  # what does not fit is refused here: a mapped write would end us
+    with file.open(
+        "wb"
+    ) as stream:  # what does not fit is refused here: a mapped write would end us
         os.posix_fallocate(stream.fileno(), 0, shape[0] * shape[1] * shape[2] * dtype.itemsize)
     num_nan = _fill(map_rows(file, shape, dtype, writable=True), lists, features, plan)
     with file.open("rb") as stream:
@@ -156,9 +158,7 @@ def _checked(
     return num_nodes, hops + 1, shape[1]
 
 
-def _fill(
-    out: Tensor, lists: tuple[Tensor, Tensor], features: Any, plan: _Plan
-) -> int:
+def _fill(out: Tensor, lists: tuple[Tensor, Tensor], features: Any, plan: _Plan) -> int:
     """Compute all rows; returns how many values are NaN."""
     num_nodes, parts, channels = out.shape
     num_nan = 0

