@@ -79,15 +79,16 @@ class TokenLoader(NodeLoader):  # type: ignore[misc]  # PyG has no types
         transform: Callable[[Data], Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        self.local: LocalNodes
         if isinstance(data, Data):
             if features is not None or attributes is not None:
                 raise ValueError("features and attributes must be those of data, got others")
-            self.local, self.features = _in_memory(data)
+            self.local, features = _in_memory(data)
             kept = _without_graph(data, self.local.num_nodes)
         else:
-            self.local, self.features = data, features  # type: ignore[assignment]
+            self.local = data
             kept = Data(num_nodes=data.num_nodes, **_checked_attributes(attributes, data.num_nodes))
-        _check_features(self.features, self.local.num_nodes)
+        self.features = _checked_features(features, self.local.num_nodes)
         nodes = _checked_nodes(input_nodes, self.local)
         self.cache = None if cache is None else self._chosen_rows(nodes, cache)
         workers = int(kwargs.get("num_workers") or 0)
@@ -104,8 +105,7 @@ class TokenLoader(NodeLoader):  # type: ignore[misc]  # PyG has no types
     @property
     def table(self) -> Tensor:
         """Features and context of all nodes, ``[nodes, hops + 1, channels]``."""
-        features = self.features
-        return features.rows if isinstance(features, HopFeatures) else features
+        return self.features if isinstance(self.features, Tensor) else self.features.rows
 
     def cache_info(self) -> CacheInfo:
         """How many rows came from the cache so far."""
@@ -149,6 +149,9 @@ class _Seeds(BaseSampler):  # type: ignore[misc]  # PyG has no types
         none = index.node.new_empty(0)
         metadata = (index.input_id, index.time)
         return SamplerOutput(index.node, none, none, None, metadata=metadata)
+
+    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
+        raise NotImplementedError("tokens are those of nodes, not of edges")
 
 
 class _LocalNodesInMemory:
@@ -196,7 +199,7 @@ def _checked_attributes(attributes: Mapping[str, Any] | None, num_nodes: int) ->
     return dict(attributes or {})
 
 
-def _check_features(features: object, num_nodes: int) -> None:
+def _checked_features(features: Any, num_nodes: int) -> HopFeatures | Tensor:
     shape = tuple(getattr(features, "shape", ()))
     if not isinstance(features, HopFeatures | Tensor) or len(shape) != 3 or shape[0] != num_nodes:
         raise ValueError(
@@ -210,13 +213,14 @@ def _check_features(features: object, num_nodes: int) -> None:
             f"features must be contiguous and on the CPU, got strides {features.stride()} on "
             f"{features.device}"
         )
+    return features
 
 
-def _checked_nodes(nodes: Any, local: LocalNodes) -> Tensor:
+def _checked_nodes(input_nodes: Any, local: LocalNodes) -> Tensor:
     """Input nodes, as a mask if they are one."""
-    if nodes is None:
-        nodes = torch.arange(local.num_nodes) if local.nodes is None else local.nodes
-    nodes = torch.as_tensor(nodes)
+    if input_nodes is None:
+        input_nodes = torch.arange(local.num_nodes) if local.nodes is None else local.nodes
+    nodes: Tensor = torch.as_tensor(input_nodes)
     if nodes.numel() == 0 or (nodes.dtype == torch.bool and not bool(nodes.any())):
         raise ValueError("input_nodes must hold at least one node, got none")
     if nodes.dtype == torch.bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from numbers import Integral
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1 << 10 * (i + 1) for i, letter in enumerate("KMGT")}}
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*")
@@ -16,10 +15,10 @@ def byte_count(name: str, amount: object) -> int:
         TypeError: it is neither.
         ValueError: it is negative, or has another unit.
     """
-    if isinstance(amount, Integral) and not isinstance(amount, bool):
-        if int(amount) < 0:
+    if isinstance(amount, int) and not isinstance(amount, bool):
+        if amount < 0:
             raise ValueError(f"{name} must be at least 0 bytes, got {amount}")
-        return int(amount)
+        return amount
     if not isinstance(amount, str):
         raise TypeError(f'{name} must be a number of bytes or a text as "2GiB", got {amount!r}')
     found = _TEXT.fullmatch(amount)

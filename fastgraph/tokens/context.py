@@ -1,8 +1,8 @@
 r"""Context features of LargeGT: :math:`C_0 = \tilde A H` and :math:`C_1 = \tilde A C_0`.
 
-:math:`\tilde A` is that of :func:`fastgraph.ops.gcn`, and so is each bit of the result. Here neither
-the graph nor the features need fit into memory: panels of channels are computed one after the
-other, for blocks of rows.
+:math:`\tilde A` is that of :func:`fastgraph.ops.gcn`, and so is each bit of the result. Here
+neither the graph nor the features need fit into memory: panels of channels are computed one after
+the other, for blocks of rows.
 """
 
 from __future__ import annotations

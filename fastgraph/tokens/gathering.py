@@ -52,9 +52,9 @@ def gather_tokens(table: Tensor, nodes: Tensor, cache: RowCache | None = None) -
     _, parts, channels = table.shape
     out = _new_tokens(table, (batch, parts * k, channels))
     flat = batch * k, parts * channels
-    held = (None, None, None)
+    held: tuple[Tensor | None, ...] = (None, None, None)
     if cache is not None:
-        held = (cache.bits, cache.before, cache.rows.flatten(1))
+        held = cache.bits, cache.before, cache.rows.flatten(1)
     hits = native.library().gather_tokens(
         table.flatten(1), *held, nodes.contiguous().flatten(), out.view(flat)
     )
@@ -66,4 +66,6 @@ def _new_tokens(table: Tensor, shape: tuple[int, int, int]) -> Tensor:
         return new_rows(table, shape)
     num_bytes = shape[0] * shape[1] * shape[2] * table.element_size()
     storage = torch.UntypedStorage._new_shared(num_bytes)
-    return table.new_empty(0).set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload]
+    out = table.new_empty(0)
+    out.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload]  # not in the stubs
+    return out

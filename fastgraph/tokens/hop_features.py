@@ -43,11 +43,14 @@ class HopFeatures:
     def __init__(self, folder: Path | str, *, verify: bool = False) -> None:
         self.folder = Path(folder)
         found = manifest.read(self.folder, FORMAT)
-        content = found.content
-        counts = [content.get(name) for name in ("num_nodes", "hops", "channels", "num_nan")]
-        if not all(type(count) is int and count >= 0 for count in counts):
+        content: dict[str, Any] = found.content
+        names = ("num_nodes", "hops", "channels", "num_nan")
+        if not all(type(content.get(name)) is int and content[name] >= 0 for name in names):
             raise _wrong(self.folder, "numbers of nodes, hops and channels", content)
-        self.num_nodes, self.hops, self.channels, self.num_nan = counts
+        self.num_nodes: int = content["num_nodes"]
+        self.hops: int = content["hops"]
+        self.channels: int = content["channels"]
+        self.num_nan: int = content["num_nan"]
         if content.get("dtype") not in DTYPES:
             raise _wrong(self.folder, f"a dtype of {sorted(DTYPES)}", content)
         self.dtype = DTYPES[content["dtype"]]

@@ -22,12 +22,10 @@ class LocalNodes(Protocol):
         nodes: those that have rows, int64, ascending; ``None``: all.
     """
 
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def nodes(self) -> Tensor | None: ...
+    num_nodes: int
+    k: int
+    nodes: Tensor | None
+
     def lookup(self, nodes: Tensor) -> Tensor:
         """The rows of some nodes, int32 ``[len(nodes), k]``."""
 

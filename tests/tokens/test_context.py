@@ -15,7 +15,7 @@ from fastgraph import ops
 from fastgraph.manifest import FileFormatError
 from fastgraph.tokens import HopFeatures, write_context
 from fastgraph.tokens.byte_counts import byte_count
-from fastgraph.tokens.context import _Plan, _ROW_BYTES
+from fastgraph.tokens.context import _ROW_BYTES, _Plan
 
 Lists = tuple[Tensor, Tensor]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
