@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastgraph import manifest
 from fastgraph.ops.spmm import spmm
 from fastgraph.tokens.byte_counts import byte_count
+from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures, map_rows
 
 _EDGE_BYTES = 64
@@ -30,7 +32,7 @@ _BLOCK_ROWS = 1 << 16
 
 
 def write_context(
-    lists: tuple[Tensor, Tensor],
+    graph: Any,
     features: Tensor | Any,
     folder: Path | str,
     *,
@@ -43,8 +45,8 @@ def write_context(
     What was begun in a folder and not finished, as it has no manifest, is begun again.
 
     Args:
-        lists: ``(ptr, index)``, the nodes from which edges lead to each node, int64 or int32; may
-            be mapped. Such are ``open_graph(folder).into``.
+        graph: an ``edge_index``, compressed columns ``(colptr, row)`` or a :class:`TokenGraph`, as
+            for :func:`local_nodes`; int64 or int32, which may be mapped.
         features: ``[nodes, channels]``, a tensor or an array of floating-point numbers, which may
             be mapped. NaN pass, and are counted.
         folder: is made.
@@ -59,11 +61,13 @@ def write_context(
         TypeError: an argument has another type or dtype.
         ValueError: ``features`` have other rows than the graph, ``ptr`` falls or ends elsewhere
             than at the number of edges, or ``memory`` is too little.
-        IndexError: ``index`` names no node.
+        IndexError: an edge leads from no node.
     """
     folder = Path(folder)
     if (folder / manifest.NAME).exists():
         raise FileExistsError(f"{folder}: expected a new folder, got one that is complete")
+    of_edges = isinstance(graph, Tensor | np.ndarray)
+    (lists,) = as_lists(graph, "in", _num_rows(features) if of_edges else None)
     shape = _checked(lists, features, hops, dtype)
     bound = byte_count("memory", memory)
     plan = _Plan.within(bound, lists, shape, dtype)
@@ -97,7 +101,7 @@ class _Plan(NamedTuple):
     def within(
         cls,
         memory: int,
-        lists: tuple[Tensor, Tensor],
+        lists: NeighborLists,
         shape: tuple[int, int, int],
         dtype: torch.dtype,
     ) -> _Plan:
@@ -121,26 +125,19 @@ class _Plan(NamedTuple):
         raise ValueError(f"memory must be at least {least} bytes for this graph, got {memory}")
 
 
+def _num_rows(features: Any) -> int:
+    return int((tuple(getattr(features, "shape", ())) or (0,))[0])
+
+
 def _checked(
-    lists: tuple[Tensor, Tensor], features: Any, hops: int, dtype: torch.dtype
+    lists: NeighborLists, features: Any, hops: int, dtype: torch.dtype
 ) -> tuple[int, int, int]:
     """The shape of the result."""
-    if not isinstance(lists, tuple) or len(lists) != 2:
-        raise TypeError(f"lists must be a pair (ptr, index), got {type(lists).__name__}")
-    for name, values in zip(("ptr", "index"), lists, strict=True):
-        if not isinstance(values, Tensor) or values.dtype not in (torch.int32, torch.int64):
-            got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(f"{name} must be an int32 or int64 tensor, got {got}")
-        if values.dim() != 1 or values.device.type != "cpu":
-            raise ValueError(
-                f"{name} must have one dimension, on the CPU, got shape {list(values.shape)} on "
-                f"{values.device}"
-            )
     if dtype not in DTYPES.values():
         raise TypeError(f"dtype must be one of {sorted(DTYPES)}, got {dtype}")
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise ValueError(f"hops must be an int of at least 1, got {hops!r}")
-    ptr, index = lists
+    ptr, neighbors = lists
     num_nodes = ptr.numel() - 1
     shape = tuple(getattr(features, "shape", ()))
     if len(shape) != 2 or shape[0] != num_nodes or shape[1] < 1 or num_nodes < 1:
@@ -150,15 +147,15 @@ def _checked(
         )
     if not _block(features, 0, 1, 0, 1).is_floating_point():
         raise TypeError(f"features must be floating-point numbers, got {features.dtype}")
-    if int(ptr[0]) != 0 or int(ptr[-1]) != index.numel():
+    if int(ptr[0]) != 0 or int(ptr[-1]) != neighbors.numel():
         raise ValueError(
-            f"ptr must run from 0 to {index.numel()} (the size of index), got {int(ptr[0])} to "
-            f"{int(ptr[-1])}"
+            f"ptr must run from 0 to {neighbors.numel()}, the number of edges, got {int(ptr[0])} "
+            f"to {int(ptr[-1])}"
         )
     return num_nodes, hops + 1, shape[1]
 
 
-def _fill(out: Tensor, lists: tuple[Tensor, Tensor], features: Any, plan: _Plan) -> int:
+def _fill(out: Tensor, lists: NeighborLists, features: Any, plan: _Plan) -> int:
     """Compute all rows; returns how many values are NaN."""
     num_nodes, parts, channels = out.shape
     num_nan = 0
@@ -196,7 +193,7 @@ def _fill(out: Tensor, lists: tuple[Tensor, Tensor], features: Any, plan: _Plan)
     return num_nan
 
 
-def _scales(lists: tuple[Tensor, Tensor], plan: _Plan) -> Tensor:
+def _scales(lists: NeighborLists, plan: _Plan) -> Tensor:
     """One over the root of each node's degree, as graph convolutions have it."""
     scale = torch.empty(lists[0].numel() - 1)
     for rows in _row_blocks(lists, plan):
@@ -213,9 +210,9 @@ class _Rows(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
 
 
-def _row_blocks(lists: tuple[Tensor, Tensor], plan: _Plan) -> Iterator[_Rows]:
+def _row_blocks(lists: NeighborLists, plan: _Plan) -> Iterator[_Rows]:
     """All rows, in blocks that are checked."""
-    ptr, index = lists
+    ptr, neighbors = lists
     num_nodes = ptr.numel() - 1
     for first, _, own in _ptr_blocks(ptr):
         cost = own.diff().add_(1).cumsum(0)
@@ -223,7 +220,7 @@ def _row_blocks(lists: tuple[Tensor, Tensor], plan: _Plan) -> Iterator[_Rows]:
         while begin < cost.numel():
             done = int(cost[begin - 1]) if begin else 0
             end = max(begin + 1, int(torch.searchsorted(cost, done + plan.entries, right=True)))
-            yield _with_loops(first + begin, own[begin : end + 1], index, num_nodes)
+            yield _with_loops(first + begin, own[begin : end + 1], neighbors, num_nodes)
             begin = end
 
 
@@ -239,16 +236,16 @@ def _ptr_blocks(ptr: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         yield begin, end, own
 
 
-def _with_loops(begin: int, ptr: Tensor, index: Tensor, num_nodes: int) -> _Rows:
+def _with_loops(begin: int, ptr: Tensor, neighbors: Tensor, num_nodes: int) -> _Rows:
     first = int(ptr[0])
-    own = index[first : int(ptr[-1])]
+    own = neighbors[first : int(ptr[-1])]
     if own.numel():
         low, high = map(int, own.aminmax())
         if low < 0 or high >= num_nodes:
             wrong = (own < 0) | (own >= num_nodes)
             at = int(wrong.int().argmax())
             raise IndexError(
-                f"index holds {int(own[at])} at position {first + at}, expected 0 <= index < "
+                f"row holds {int(own[at])} at position {first + at}, expected 0 <= node < "
                 f"{num_nodes}"
             )
     num_rows = ptr.numel() - 1

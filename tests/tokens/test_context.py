@@ -122,6 +122,7 @@ def test_mapped_features_and_another_process(tmp_path: Path) -> None:
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     found = write_context(lists_of(edge_index, num_nodes), mapped, tmp_path / "context")
     assert torch.equal(found.rows, of_gcn(x.bfloat16(), edge_index, 2))
+    assert torch.equal(write_context(edge_index, x, tmp_path / "of_edges").rows, found.rows)
     assert (found.num_nodes, found.hops, found.channels) == (num_nodes, 2, 8)
     pickled = pickle.dumps(found)
     assert len(pickled) < 1000
@@ -163,9 +164,10 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     for features in (x[1:], torch.cat([x, x]), x[:, 0], x[:, :0], None):
         refused(ValueError, r"features must have shape \[100, channels\]", (ptr, index), features)
     refused(TypeError, "features must be floating", (ptr, index), x.int())
-    refused(TypeError, "ptr must be an int32 or int64", (ptr.float(), index))
-    refused(TypeError, "index must be an int32 or int64", (ptr, None))
-    refused(TypeError, "lists must be a pair", edge_index)
+    refused(TypeError, "ptr must be int32 or int64", (ptr.float(), index))
+    refused(TypeError, "must be int32 or int64", (ptr, index.float()))
+    refused(TypeError, "graph must be", "graph")
+    refused(IndexError, r"edge_index must hold nodes in \[0, 90\)", edge_index, x[:90])
     refused(ValueError, "ptr must run from 0 to 799", (ptr, index[1:]))
     falls = ptr.clone()
     falls[7] = falls[8] + 1
@@ -173,7 +175,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     for bad in (-1, num_nodes):
         wrong = index.clone()
         wrong[-3] = bad
-        refused(IndexError, f"index holds {bad} at position 797, expected 0 <=", (ptr, wrong))
+        refused(IndexError, f"row holds {bad} at position 797, expected 0 <=", (ptr, wrong))
     for hops in (0, -1, 1.5, True):
         refused(ValueError, "hops must be an int of at least 1", (ptr, index), hops=hops)
     refused(TypeError, "dtype must be one of", (ptr, index), dtype=torch.float64)

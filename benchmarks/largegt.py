@@ -1,0 +1,142 @@
+"""Loading for LargeGT: tokens from mapped files beside a neighbour sampler, cold and warm.
+
+    FASTGRAPH_DATA=... PYTHONPATH=. python benchmarks/largegt.py [--source debian]
+
+Each loader runs in a process of its own, over the same input nodes: one epoch after the system has
+forgotten the files, then some whose best counts. Processor time is that of all threads, and by the
+wall clock a machine counts what else it does, too. Memory is what the process has allocated besides
+pages of files. Beside them the bounded computation of context features. Results go to
+``benchmarks/results/<date>-<name>.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from measure.output import RESULTS, publish
+
+_MIB = 1 << 20
+
+
+def apart(step: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(step, arguments)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole report."""
+    from measure.report import machine_lines, table
+
+    rows = []
+    for source, cells in results["loaders"].items():
+        for cell in cells:
+            hits = f", hits {100 * cell['hit_rate']:.0f} %" if "hit_rate" in cell else ""
+            batch = results["batch"] / cell["seeds"] * 1e3
+            rows.append(
+                [
+                    source,
+                    cell["way"] + hits,
+                    *(f"{cell[key] * batch:.1f}" for key in ("warm_cpu", "warm_wall")),
+                    *(f"{cell[key] * batch:.1f}" for key in ("cold_cpu", "cold_wall")),
+                    f"{cell['seeds'] / cell['warm_cpu']:,.0f}",
+                    f"{cell['batch_bytes'] / _MIB:.1f}",
+                    f"{cell['opened_bytes'] / _MIB:.0f}",
+                    f"{cell['peak_bytes'] / _MIB:.0f}",
+                    f"{cell['cold_read_bytes'] / _MIB:.0f}",
+                ]
+            )
+    heading = ["graph", "loader", "warm, ms", "wall", "cold, ms", "wall", "seeds/s"]
+    heading += ["batch, MiB", "opened, MiB", "peak, MiB", "cold reads, MiB"]
+    of_context = [
+        [
+            source,
+            *(f"{cell[key] / _MIB:.0f}" for key in ("memory", "peak_bytes")),
+            *(f"{cell[key]:.2f}" for key in ("cpu", "wall")),
+        ]
+        for source, cells in results["context"].items()
+        for cell in cells
+    ]
+    return "\n".join(
+        [
+            "# Loading for LargeGT",
+            "",
+            f"`{results['command']}`; milliseconds of a batch of {results['batch']} nodes with "
+            f"{results['k']} local nodes and {results['channels']} channels, processor and wall; "
+            "seeds per second of processor time, warm.",
+            "",
+            *machine_lines(results["machine"]),
+            *table(heading, rows),
+            "",
+            "Context features of two hops in bfloat16, by how much memory they may take; MiB and "
+            "seconds:",
+            "",
+            *table(["graph", "bound", "peak", "processor", "wall"], of_context),
+        ]
+    )
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
+@click.option("--name", default="largegt-loading", show_default=True, help="Of the results.")
+@click.option("--threads", default=1, show_default=True)
+@click.option("--rounds", default=3, show_default=True, help="Warm epochs.")
+@click.option("--batch", default=1024, show_default=True)
+@click.option("--batches", default=8, show_default=True, help="Of an epoch.")
+@click.option("--k", default=100, show_default=True, help="Local nodes.")
+@click.option("--channels", default=100, show_default=True)
+@click.option("--source", "sources", multiple=True, default=("debian", "wordnet"))
+def main(
+    out: Path,
+    name: str,
+    threads: int,
+    rounds: int,
+    batch: int,
+    batches: int,
+    k: int,
+    channels: int,
+    sources: tuple[str, ...],
+) -> None:
+    from measure.machine import machine_facts
+    from measure.token_loading import WAYS, context_step, measured, prepare
+
+    console = Console(stderr=True)
+    results: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/largegt.py", *sys.argv[1:]]),
+        "machine": machine_facts(threads),
+        "batch": batch,
+        "k": k,
+        "channels": channels,
+        "graphs": {},
+        "loaders": {},
+        "context": {},
+    }
+    for source in sources:
+        with tempfile.TemporaryDirectory(dir=out if out.is_dir() else None) as name_of_folder:
+            folder = Path(name_of_folder)
+            facts = apart(prepare, folder, source, k, channels, batch * batches)
+            results["graphs"][source] = facts
+            quarter = facts["bfloat16_bytes"] // 4
+            results["loaders"][source] = [
+                apart(measured, way, folder, batch, quarter, rounds, threads)
+                for way in track(WAYS, source, console=console)
+            ]
+            results["context"][source] = [
+                apart(context_step, folder, folder / f"bounded-{mib}", mib * _MIB, threads)
+                for mib in (24, 64, 1024)
+            ]
+    publish(console, out, name, results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()
