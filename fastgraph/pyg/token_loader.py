@@ -116,7 +116,8 @@ class TokenLoader(NodeLoader):  # type: ignore[misc]  # PyG has no types
     def tokens(self, nodes: Tensor) -> Tensor:
         """The tokens of some nodes, ``[len(nodes), (hops + 1) * k, channels]``."""
         local = self.local.lookup(nodes)
-        tokens, hits = gather_tokens(self.table, local, self.cache)
+        is_elsewhere = isinstance(self.features, HopFeatures) and self.features.is_elsewhere
+        tokens, hits = gather_tokens(self.table, local, self.cache, is_elsewhere=is_elsewhere)
         worker = get_worker_info()
         own = self._counts[0 if worker is None else worker.id + 1]
         own += torch.tensor([hits, local.numel()])

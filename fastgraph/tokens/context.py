@@ -21,7 +21,7 @@ from fastgraph import manifest
 from fastgraph.ops.spmm import spmm
 from fastgraph.tokens.byte_counts import byte_count
 from fastgraph.tokens.graph_files import NeighborLists, as_lists
-from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures, map_rows
+from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures
 
 _EDGE_BYTES = 64
 """What a block needs for each of its edges while it is prepared and computed."""
@@ -77,7 +77,9 @@ def write_context(
         "wb"
     ) as stream:  # what does not fit is refused here: a mapped write would end us
         os.posix_fallocate(stream.fileno(), 0, shape[0] * shape[1] * shape[2] * dtype.itemsize)
-    num_nan = _fill(map_rows(file, shape, dtype, writable=True), lists, features, plan)
+    size = shape[0] * shape[1] * shape[2]
+    rows = torch.from_file(str(file), shared=True, size=size, dtype=dtype).view(shape)
+    num_nan = _fill(rows, lists, features, plan)
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
     content = {

@@ -21,7 +21,9 @@ class Gathered(NamedTuple):
     hits: int
 
 
-def gather_tokens(table: Tensor, nodes: Tensor, cache: RowCache | None = None) -> Gathered:
+def gather_tokens(
+    table: Tensor, nodes: Tensor, cache: RowCache | None = None, *, is_elsewhere: bool = False
+) -> Gathered:
     """The input tokens of a mini-batch (Dwivedi et al., arXiv 2312.11109, algorithm 2).
 
     For each local node its own features, and then its context of one hop and more: the order of
@@ -33,6 +35,8 @@ def gather_tokens(table: Tensor, nodes: Tensor, cache: RowCache | None = None) -
             mapped. See :class:`HopFeatures`.
         nodes: local nodes, int32 ``[batch, k]``, each row with its node first.
         cache: of the table.
+        is_elsewhere: whether most of the table is in a file and not in memory: then all rows are
+            asked for before the first is waited for.
 
     Returns:
         Tokens ``[batch, (hops + 1) * k, channels]``.
@@ -56,7 +60,7 @@ def gather_tokens(table: Tensor, nodes: Tensor, cache: RowCache | None = None) -
     if cache is not None:
         held = cache.bits, cache.before, cache.rows.flatten(1)
     hits = native.library().gather_tokens(
-        table.flatten(1), *held, nodes.contiguous().flatten(), out.view(flat)
+        table.flatten(1), is_elsewhere, *held, nodes.contiguous().flatten(), out.view(flat)
     )
     return Gathered(out, hits)
 

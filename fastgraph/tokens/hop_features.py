@@ -6,6 +6,9 @@ each hop. So a token costs one read.
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,9 @@ class HopFeatures:
     Args:
         folder: where they are.
         verify: whether the file is read as a whole, for its SHA-256; else its size is compared.
+        is_elsewhere: whether rows are read one by one, and those of a batch asked for together. By
+            default they are if the file is larger than half of the machine's memory; else the
+            system reads what is around them, too, and soon has all.
 
     Attributes:
         folder: where they are.
@@ -40,12 +46,17 @@ class HopFeatures:
         FileFormatError: the folder is none of these, or a file is cut off or another one.
     """
 
-    def __init__(self, folder: Path | str, *, verify: bool = False) -> None:
+    def __init__(
+        self, folder: Path | str, *, verify: bool = False, is_elsewhere: bool | None = None
+    ) -> None:
         self.folder = Path(folder)
         found = manifest.read(self.folder, FORMAT)
         content: dict[str, Any] = found.content
         names = ("num_nodes", "hops", "channels", "num_nan")
-        if not all(type(content.get(name)) is int and content[name] >= 0 for name in names):
+        least = dict.fromkeys(names, 1) | {"num_nan": 0}
+        if not all(
+            type(content.get(name)) is int and content[name] >= least[name] for name in names
+        ):
             raise _wrong(self.folder, "numbers of nodes, hops and channels", content)
         self.num_nodes: int = content["num_nodes"]
         self.hops: int = content["hops"]
@@ -57,7 +68,9 @@ class HopFeatures:
         manifest.verify(found, [FILE], checksums=verify)
         if found.files[FILE]["bytes"] != self.nbytes:
             raise _wrong(self.folder, f"{self.nbytes} bytes for {list(self.shape)}", found.files)
-        self.rows = map_rows(self.folder / FILE, self.shape, self.dtype, writable=False)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.is_elsewhere = self.nbytes > memory // 2 if is_elsewhere is None else is_elsewhere
+        self.rows = self._mapped()
         """``[num_nodes, hops + 1, channels]``, mapped; edits of it stay in memory."""
 
     @property
@@ -70,19 +83,22 @@ class HopFeatures:
         """Of the file."""
         return self.num_nodes * (self.hops + 1) * self.channels * self.dtype.itemsize
 
-    def __reduce__(self) -> tuple[type[HopFeatures], tuple[Path]]:
-        return HopFeatures, (self.folder,)
+    def _mapped(self) -> Tensor:
+        with (self.folder / FILE).open("rb") as stream:
+            memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        if self.is_elsewhere:
+            memory.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(memory, dtype=self.dtype).view(self.shape)
+
+    def __reduce__(self) -> tuple[Callable[..., HopFeatures], tuple[Path, bool]]:
+        return _opened, (self.folder, self.is_elsewhere)
 
     def __repr__(self) -> str:
         return f"HopFeatures({str(self.folder)!r}, shape={list(self.shape)}, dtype={self.dtype})"
 
 
-def map_rows(
-    file: Path, shape: tuple[int, int, int], dtype: torch.dtype, *, writable: bool
-) -> Tensor:
-    """A file of rows as a tensor, whose edits go into the file if it is ``writable``."""
-    size = shape[0] * shape[1] * shape[2]
-    return torch.from_file(str(file), shared=writable, size=size, dtype=dtype).view(shape)
+def _opened(folder: Path, is_elsewhere: bool) -> HopFeatures:
+    return HopFeatures(folder, is_elsewhere=is_elsewhere)
 
 
 def _wrong(folder: Path, expected: str, got: Any) -> manifest.FileFormatError:

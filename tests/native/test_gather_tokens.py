@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ def _nodes(count: int, size: int) -> Tensor:
 def test_rows_follow_each_other(lib: Any, width: int, dtype: torch.dtype) -> None:
     table, nodes = _table(50, width, dtype), _nodes(203, 50)
     out = torch.full((203, width), 7, dtype=dtype)
-    assert lib.gather_tokens(table, None, None, None, nodes, out) == 0
+    assert lib.gather_tokens(table, False, None, None, None, nodes, out) == 0
     assert torch.equal(out, table[nodes.long()])
 
 
@@ -41,7 +43,7 @@ def test_large_results_go_past_caches(lib: Any, width: int, offset: int) -> None
     out = memory[offset : offset + count * width].view(count, width)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        lib.gather_tokens(table, None, None, None, nodes, out)
+        lib.gather_tokens(table, False, None, None, None, nodes, out)
         assert torch.equal(out, table[nodes.long()])
         assert bool((memory[:offset] == -1).all())
         assert bool((memory[offset + count * width :] == -1).all())
@@ -65,7 +67,7 @@ def test_rows_of_a_cache_are_read_there(lib: Any, size: int) -> None:
     spoiled[is_held] = -5  # what is in the cache is not read elsewhere
     nodes = _nodes(150, size)
     out = torch.empty(150, 9)
-    hits = lib.gather_tokens(spoiled, cache.bits, cache.before, cache.rows, nodes, out)
+    hits = lib.gather_tokens(spoiled, False, cache.bits, cache.before, cache.rows, nodes, out)
     assert torch.equal(out, table[nodes.long()])
     assert hits == int(is_held[nodes.long()].sum())
 
@@ -78,7 +80,7 @@ def test_wrong_arguments_are_named(best: Any) -> None:
 
     def refused(error: type[Exception], message: str, *arguments: Any) -> None:
         with pytest.raises(error, match=message):
-            best.gather_tokens(*arguments)
+            best.gather_tokens(arguments[0], False, *arguments[1:])
 
     for bad in (-1, 70, 2**31 - 1):
         wrong = torch.cat([nodes[:5], torch.tensor([bad]).int()])
@@ -99,3 +101,18 @@ def test_wrong_arguments_are_named(best: Any) -> None:
     for before in (cache.before + 60, cache.before - 71):
         lies = (cache.bits, before, cache.rows)
         refused(ValueError, "cache_rows must have the row of each", table, *lies, nodes, out)
+
+
+def test_rows_of_files_may_be_asked_for_first(best: Any, tmp_path: Path) -> None:
+    """Wherever the table begins, and in memory that is no file's."""
+    table, nodes = _table(5000, 31), _nodes(2000, 5000)
+    path = tmp_path / "rows"
+    path.write_bytes(b"head" + table.numpy().tobytes())
+    mapped = torch.from_numpy(np.memmap(path, np.float32, "c", 4, (5000, 31)))
+    cache = most_read(table, (torch.arange(5000) % 2).int(), 100_000)
+    assert cache is not None
+    for rows in (mapped, table):
+        for held in ((None, None, None), (cache.bits, cache.before, cache.rows)):
+            out = torch.empty(2000, 31)
+            best.gather_tokens(rows, True, *held, nodes, out)
+            assert torch.equal(out, table[nodes.long()])

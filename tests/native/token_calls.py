@@ -26,6 +26,7 @@ def gather_tokens(lib: Library, draw: Draw) -> Prepared:
         cache = [bits, before, rows[held]]
     call = {
         "rows": rows,
+        "is_elsewhere": draw.flag(),
         "cache_bits": cache[0],
         "cache_before": cache[1],
         "cache_rows": cache[2],

@@ -18,7 +18,7 @@ import fastgraph
 from fastgraph import ops
 from fastgraph.pyg.local_tokens import LocalTokens
 from fastgraph.pyg.token_loader import TokenLoader
-from fastgraph.tokens import TokenStore, local_nodes, write_context, write_tokens
+from fastgraph.tokens import HopFeatures, TokenStore, local_nodes, write_context, write_tokens
 
 N, K, D = 90, 6, 5
 
@@ -118,6 +118,21 @@ def test_files_give_what_memory_does(files: tuple[TokenStore, dict[str, Any]]) -
     assert torch.equal(torch.cat([batch.x for batch in found]), expected[:, 0])
     assert torch.equal(torch.cat([torch.as_tensor(b.y) for b in found]), graph().y[nodes])
     assert torch.equal(torch.cat([batch.pos for batch in found]), graph().pos[nodes])
+
+
+@pytest.mark.parametrize("cache", [None, "1KiB"])
+def test_files_larger_than_memory(
+    files: tuple[TokenStore, dict[str, Any]], cache: str | None
+) -> None:
+    store, options = files
+    assert not options["features"].is_elsewhere
+    plain = list(TokenLoader(store, batch_size=20, **options))
+    options["features"] = HopFeatures(options["features"].folder, is_elsewhere=True)
+    assert pickle.loads(pickle.dumps(options["features"])).is_elsewhere
+    for one, other in zip(
+        plain, TokenLoader(store, batch_size=20, cache=cache, **options), strict=True
+    ):
+        assert torch.equal(one.tokens, other.tokens)
 
 
 @pytest.mark.parametrize("cache", [None, "1KiB", "1MiB"])

@@ -340,13 +340,15 @@ TokenTable checked_table(const Tensor& tensor, int64_t row_bytes, const char* na
                               << shape_text(tensor) << " of " << dtype_text(tensor);
   }
   if (!tensor.IsContiguous()) refuse_strides(tensor, name);
-  return {memory_of<const char>(tensor, name), tensor.size(0), own_bytes};
+  return {memory_of<const char>(tensor, name), tensor.size(0), own_bytes, false};
 }
 
 // How many of the rows come from the cache.
-int64_t bind_gather_tokens(Tensor rows, OptionalTensor cache_bits, OptionalTensor cache_before,
-                           OptionalTensor cache_rows, Tensor nodes, Tensor out) {
-  const TokenTable table = checked_table(rows, -1, "rows");
+int64_t bind_gather_tokens(Tensor rows, bool is_elsewhere, OptionalTensor cache_bits,
+                           OptionalTensor cache_before, OptionalTensor cache_rows, Tensor nodes,
+                           Tensor out) {
+  TokenTable table = checked_table(rows, -1, "rows");
+  table.is_elsewhere = is_elsewhere;
   TokenCache cache{};
   if (cache_bits.has_value()) {
     const int64_t words = (table.num_rows + 63) / 64;

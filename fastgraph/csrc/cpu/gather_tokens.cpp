@@ -2,6 +2,9 @@
 // of a node side by side, one after the other. Rows are bytes here, whatever is in them.
 #include "cpu/gather_tokens.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -35,6 +38,15 @@ inline void copy_past_caches(const char* from, int64_t bytes, char* to) {
   std::memcpy(to + at, from + at, bytes - at);
 }
 
+// Asks the system for the pages of a mapped row, and does not wait for them. It refuses memory that
+// is no file's, which changes nothing.
+void ask_for_pages(const char* row, int64_t bytes) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(row) & ~(page - 1);
+  const auto end = reinterpret_cast<uintptr_t>(row) + bytes;
+  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+}
+
 }  // namespace
 
 int64_t gather_tokens(const TokenTable& table, const TokenCache& cache, const int32_t* nodes,
@@ -54,6 +66,14 @@ int64_t gather_tokens(const TokenTable& table, const TokenCache& cache, const in
   };
   std::atomic<int64_t> hits{0};
   const int64_t num_tasks = (count + kRowsOfTask - 1) / kRowsOfTask;
+  if (table.is_elsewhere) {
+    for_each_task(num_tasks, kParallelThreshold, [&](int64_t task) {
+      const int64_t end = std::min((task + 1) * kRowsOfTask, count);
+      for (int64_t i = task * kRowsOfTask; i < end; ++i) {
+        if (!cache.holds(nodes[i])) ask_for_pages(table.rows + nodes[i] * bytes, bytes);
+      }
+    });
+  }
   for_each_task(num_tasks, count * (bytes / 4 + 1), [&](int64_t task) {
     const int64_t begin = task * kRowsOfTask, end = std::min(begin + kRowsOfTask, count);
     int64_t own_hits = 0;

@@ -12,6 +12,8 @@ struct TokenTable {
   const char* rows;
   int64_t num_rows;
   int64_t row_bytes;
+  bool
+      is_elsewhere;  // in a file of which little is in memory, so that all rows are asked for first
 };
 
 // Copies of some rows of a table, in ascending order.
