@@ -110,6 +110,8 @@ def measured(
     before = _anonymous()
     loader = loader_of(way, folder, batch, cache)
     opened = _anonymous() - before
+    if isinstance(loader, TokenLoader):  # what is mapped is not forgotten
+        loader.features = HopFeatures(loader.features.folder)  # type: ignore[union-attr]
     _drop_pages(folder)
     found: dict[str, Any] = {"way": way, "opened_bytes": max(opened, 0)}
     peak = [0]
