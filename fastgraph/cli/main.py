@@ -34,6 +34,8 @@ _GROUP_HELP = """Run python programs with PyG's message passing replaced by fuse
 
   python -m fastgraph tokens GRAPH OUT --k K [OPTIONS]
 
+  python -m fastgraph context GRAPH FEATURES OUT [OPTIONS]
+
   python -m fastgraph dist-plan [OPTIONS] SCRIPT [ARGS]...
 
   python -m fastgraph tune [OPTIONS] SCRIPT [ARGS]...
@@ -327,6 +329,29 @@ def tokens(
 
     sample = Sample(k, seed, direction, hub_cap, variant, resume)
     return write_sample(graph, out, sample, nodes, shard)
+
+
+@cli.command()
+@click.argument("graph", type=click.Path(exists=True, path_type=Path))
+@click.argument("features", type=click.Path(exists=True, path_type=Path, dir_okay=False))
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--hops", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+)
+@click.option("--memory", default="4GiB", show_default=True, help="May be allocated.")
+def context(graph: Path, features: Path, out: Path, hops: int, dtype: str, memory: str) -> int:
+    """Aggregate features one hop and more, for LargeGT's tokens.
+
+    GRAPH is as for `tokens`. FEATURES is an .npy file with a row for each node. Both are mapped
+    rather than loaded. OUT is a folder for fastgraph.tokens.HopFeatures.
+    """
+    from fastgraph.cli.context import write_features
+
+    return write_features(graph, features, out, hops, dtype, memory)
 
 
 @cli.command(

@@ -59,7 +59,7 @@ def write_sample(
 
     console = Console()
     try:
-        found = _graph(graph)
+        found = read_lists(graph)
         chosen = None if nodes is None else _nodes(nodes)
         for number in own:
             with _progress(quiet=ranks > 1) as progress:
@@ -104,7 +104,12 @@ def shards_of(text: str | None, rank: int, ranks: int) -> tuple[list[int], int]:
     return ([int(one)] if slash else list(range(1, shards + 1))[rank::ranks]), shards
 
 
-def _graph(path: Path) -> Any:
+def read_lists(path: Path) -> Any:
+    """The graph in a folder of lists, or in a file as for ``partition``.
+
+    Raises:
+        ValueError: it has several types of nodes, or files are not what they must be.
+    """
     from fastgraph.tokens import open_graph
 
     if path.is_dir():
