@@ -85,6 +85,11 @@ class TokenLoader(NodeLoader):  # type: ignore[misc]  # PyG has no types
                 raise ValueError("features and attributes must be those of data, got others")
             self.local, features = _in_memory(data)
             kept = _without_graph(data, self.local.num_nodes)
+        elif not isinstance(getattr(data, "num_nodes", None), int) or not hasattr(data, "lookup"):
+            raise TypeError(
+                "data must be a Data that LocalTokens has transformed, or a TokenStore, got "
+                f"{type(data).__name__}"
+            )
         else:
             self.local = data
             kept = Data(num_nodes=data.num_nodes, **_checked_attributes(attributes, data.num_nodes))
@@ -175,8 +180,11 @@ def _in_memory(data: Data) -> tuple[LocalNodes, Tensor]:
             f"{data}"
         )
     rows = data[LOCAL_NODES]
-    if not isinstance(rows, Tensor) or rows.dtype != torch.int32 or rows.dim() != 2:
-        raise ValueError(f"{LOCAL_NODES} must be int32 [nodes, k], got {_described(rows)}")
+    fits = isinstance(rows, Tensor) and rows.dtype == torch.int32 and rows.dim() == 2
+    if not fits or rows.shape[0] != data.num_nodes or rows.shape[1] < 1:
+        raise ValueError(
+            f"{LOCAL_NODES} must be int32 [{data.num_nodes}, k], got {_described(rows)}"
+        )
     return _LocalNodesInMemory(rows), data[HOP_FEATURES]
 
 

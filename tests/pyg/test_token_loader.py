@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader
 
 import fastgraph
@@ -275,9 +275,14 @@ def test_wrong_features_are_named(
         TokenLoader(transformed, features=rows)
     with pytest.raises(ValueError, match="data must have local_nodes and hop_features"):
         TokenLoader(graph())
-    transformed.local_nodes = transformed.local_nodes.long()
-    with pytest.raises(ValueError, match="local_nodes must be int32"):
-        TokenLoader(transformed)
+    local = transformed.local_nodes
+    for wrong in (local.long(), local[1:], local[:, :0], local[0], "rows"):
+        transformed.local_nodes = wrong
+        with pytest.raises(ValueError, match=r"local_nodes must be int32 \[90, k\]"):
+            TokenLoader(transformed)
+    for other in (HeteroData(), {"local_nodes": local}, None):
+        with pytest.raises(TypeError, match="data must be a Data that LocalTokens"):
+            TokenLoader(other)
     with pytest.raises(ValueError, match="cache must be as"):
         TokenLoader(store, features=rows, cache="1GB")
 

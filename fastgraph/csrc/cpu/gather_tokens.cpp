@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "fastgraph/memory.h"
@@ -51,20 +50,23 @@ void ask_for_pages(const char* row, int64_t bytes) {
 
 int64_t gather_tokens(const TokenTable& table, const TokenCache& cache, const int32_t* nodes,
                       int64_t count, char* out, BadIndex& bad) {
+  int64_t hits = 0;
   for (int64_t i = 0; i < count; ++i) {
     const bool in_table = nodes[i] >= 0 && nodes[i] < table.num_rows;
     if (in_table && !cache.holds(nodes[i])) continue;
     const int64_t place = in_table ? cache.place(nodes[i]) : -1;
-    if (place >= 0 && place < cache.num_rows) continue;
-    bad = {nodes[i], in_table};
-    return -1;
+    if (place < 0 || place >= cache.num_rows) {
+      bad = {nodes[i], in_table};
+      return -1;
+    }
+    ++hits;
   }
   const int64_t bytes = table.row_bytes;
+  if (bytes == 0) return hits;  // rows may have no memory then
   const bool past_caches = kStreams && count * bytes >= kLarge;
   const auto row_of = [&](int32_t node) {
     return cache.holds(node) ? cache.rows + cache.place(node) * bytes : table.rows + node * bytes;
   };
-  std::atomic<int64_t> hits{0};
   const int64_t num_tasks = (count + kRowsOfTask - 1) / kRowsOfTask;
   if (table.is_elsewhere) {
     for_each_task(num_tasks, kParallelThreshold, [&](int64_t task) {
@@ -76,18 +78,15 @@ int64_t gather_tokens(const TokenTable& table, const TokenCache& cache, const in
   }
   for_each_task(num_tasks, count * (bytes / 4 + 1), [&](int64_t task) {
     const int64_t begin = task * kRowsOfTask, end = std::min(begin + kRowsOfTask, count);
-    int64_t own_hits = 0;
     for (int64_t i = begin; i < end; ++i) {
       if (i + kAhead < count) prefetch(row_of(nodes[i + kAhead]), bytes);
       const char* from = row_of(nodes[i]);
-      own_hits += cache.holds(nodes[i]);
       if (past_caches) {
         copy_past_caches(from, bytes, out + i * bytes);
       } else {
         std::memcpy(out + i * bytes, from, bytes);
       }
     }
-    hits.fetch_add(own_hits, std::memory_order_relaxed);
   });
   return hits;
 }
