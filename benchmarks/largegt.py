@@ -122,7 +122,7 @@ def main(
         "context": {},
     }
     for source in sources:
-        with tempfile.TemporaryDirectory(dir=out if out.is_dir() else None) as name_of_folder:
+        with tempfile.TemporaryDirectory() as name_of_folder:
             folder = Path(name_of_folder)
             facts = apart(prepare, folder, source, k, channels, batch * batches)
             results["graphs"][source] = facts
