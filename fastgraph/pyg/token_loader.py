@@ -24,7 +24,7 @@ LOCAL_NODES, HOP_FEATURES = "local_nodes", "hop_features"
 
 
 class CacheInfo(NamedTuple):
-    """What a loader's cache has saved.
+    """The reads that a loader's cache has saved.
 
     Attributes:
         hits: rows that came from it, in all batches so far, those of workers included.

@@ -24,7 +24,7 @@ from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures
 
 _EDGE_BYTES = 64
-"""What a block needs for each of its edges while it is prepared and computed."""
+"""Bytes that a block needs for each of its edges while it is prepared and computed."""
 _ROW_BYTES = 64
 """The same for each of its rows, and of their channels."""
 _MOST_OF_BLOCK = 1 << 28
