@@ -1,5 +1,6 @@
-"""Layers of fastgraph's own, written as algebra on sparse matrices."""
+"""Layers of fastgraph's own, and graph transformers that train without the graph."""
 
 from fastgraph.nn.global_attention import GlobalAGNN, GlobalGAT, GlobalVA
+from fastgraph.nn.large_gt import GlobalModule, LargeGT, LocalModule
 
-__all__ = ["GlobalAGNN", "GlobalGAT", "GlobalVA"]
+__all__ = ["GlobalAGNN", "GlobalGAT", "GlobalModule", "GlobalVA", "LargeGT", "LocalModule"]

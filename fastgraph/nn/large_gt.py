@@ -1,0 +1,421 @@
+"""LargeGT: a graph transformer on the tokens of a node and a codebook of all nodes.
+
+"Graph Transformers for Large Graphs" (Dwivedi et al., arXiv 2312.11109). Its layers see tokens,
+positions and the names of nodes; they never see the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fastgraph.nn.batch_norm import BatchNorm
+from fastgraph.nn.codebook import Codebook
+from fastgraph.nn.large_gt_release import ReleaseEncoderLayer, initialise, renamed
+from fastgraph.nn.ranks import Ranks
+from fastgraph.nn.token_attention import attend, split_heads
+
+MODULES = ("local", "global", "full")
+VARIANTS = ("paper", "release")
+NORMS = ("batch", "layer")
+
+
+class EncoderLayer(nn.Module):
+    """A layer of a transformer's encoder, which normalises before attention and before its FFN.
+
+    Args:
+        channels: of the tokens; a multiple of ``heads``.
+        heads: of attention.
+        dropout: of what attention and the FFN add.
+    """
+
+    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(channels)
+        self.query_key_value = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+        self.ffn = nn.Sequential(
+            nn.LayerNorm(channels),
+            nn.Linear(channels, 2 * channels),
+            nn.GELU(),
+            nn.Linear(2 * channels, channels),
+            nn.Dropout(dropout),
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[M, tokens, channels]`` to the same."""
+        q, k, v = self.query_key_value(self.attention_norm(x)).chunk(3, dim=-1)
+        x = x + self.dropout(self.out(attend(q, k, v, self.heads)))
+        out: Tensor = x + self.ffn(x)
+        return out
+
+
+class Readout(nn.Module):
+    r"""The seed's token and the others, by :math:`\mathrm{softmax}(\mathrm{Linear}[seed\,\|\,t])`.
+
+    The half of the weight that sees the seed, and the bias, move all scores of a seed alike, of
+    which softmax takes no notice: they get gradients of zero. They are there as in the paper.
+
+    Args:
+        channels: of the tokens.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(2 * channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[M, tokens, channels]``, the seed's first, to ``[M, channels]``."""
+        seed, others = x[:, 0], x[:, 1:]
+        of_seed, of_others = self.score.weight.chunk(2, dim=1)
+        scores = F.linear(others, of_others) + F.linear(seed, of_seed, self.score.bias).unsqueeze(1)
+        return seed + torch.einsum("mt,mtc->mc", scores.squeeze(2).softmax(1), others)
+
+
+class LocalModule(nn.Module):
+    """A transformer's encoder on the tokens of a node, and a readout (equation 3).
+
+    Scores of pairs of tokens are not stored: attention is ``scaled_dot_product_attention``.
+
+    Args:
+        channels: of the tokens.
+        heads: of attention; with ``variant="release"`` each is as wide as the tokens.
+        num_layers: of the encoder; 1 with ``variant="release"``.
+        dropout: within the encoder.
+        variant: "paper" or "release", see :class:`LargeGT`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int = 2,
+        num_layers: int = 1,
+        dropout: float = 0.3,
+        variant: str = "paper",
+    ) -> None:
+        super().__init__()
+        released = variant == "release"
+        self.out_channels = channels * heads if released else channels
+        make: Callable[..., nn.Module] = ReleaseEncoderLayer if released else EncoderLayer
+        self.projection = nn.Linear(channels, channels) if released else nn.Identity()
+        self.layers = nn.Sequential(*(make(channels, heads, dropout) for _ in range(num_layers)))
+        self.norm = nn.LayerNorm(self.out_channels)
+        self.readout = Readout(self.out_channels)
+        if released:
+            self.apply(initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The node's representation.
+
+        Args:
+            tokens: ``[M, tokens, channels]``; the seed's token is the first.
+
+        Returns:
+            ``[M, channels]``; with ``variant="release"`` ``[M, heads * channels]``.
+        """
+        out: Tensor = self.readout(self.norm(self.layers(self.projection(tokens))))
+        return out
+
+
+class GlobalModule(nn.Module):
+    """Attention of nodes to the centroids of a codebook of all nodes (Algorithm 3).
+
+    In training mode each call takes a step of the codebook after its attention.
+
+    Args:
+        channels: of the nodes' features.
+        position_channels: of their positions, and of what the codebook keeps of features.
+        num_nodes: of the graph.
+        num_centroids: of the codebook, in the paper ``B``.
+        heads: of attention; with ``variant="release"`` each is as wide as the features.
+        decay: of the codebook's averages.
+        variant: "paper" or "release", see :class:`LargeGT`.
+        ranks: that train together.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        position_channels: int,
+        num_nodes: int,
+        num_centroids: int = 4096,
+        heads: int = 2,
+        decay: float = 0.99,
+        variant: str = "paper",
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__()
+        released, pair = variant == "release", 2 * position_channels
+        self.heads, self.position_channels = heads, position_channels
+        self.out_channels = channels * heads if released else channels
+        self.features = (
+            nn.Linear(channels, position_channels)
+            if released
+            else _mlp(channels, channels, position_channels)
+        )
+        self.query = nn.Linear(pair, self.out_channels)
+        self.key = nn.Linear(pair, self.out_channels)
+        self.value = nn.Linear(position_channels, self.out_channels)
+        self.out = nn.Identity() if released else _mlp(*(3 * [channels]))
+        self.codebook = Codebook(
+            num_nodes, num_centroids, pair, variant=variant, decay=decay, ranks=ranks
+        )
+
+    def forward(self, h: Tensor, positions: Tensor, n_id: Tensor | None = None) -> Tensor:
+        """What nodes find in the codebook.
+
+        Args:
+            h: ``[M, channels]``.
+            positions: ``[M, position_channels]``.
+            n_id: the nodes, int64 ``[M]``; needed in training mode.
+
+        Returns:
+            ``[M, channels]``; with ``variant="release"`` ``[M, heads * channels]``.
+        """
+        x = torch.cat([self.features(h), positions], dim=1)
+        centroids, bias = self.codebook.rows, self.codebook.bias()
+        q, k = self.query(x), self.key(centroids)
+        v = self.value(centroids[:, : self.position_channels])
+        # All nodes attend to one set of centroids: to attention, one long sequence of queries.
+        q, k, v = (split_heads(t.unsqueeze(0), self.heads) for t in (q, k, v))
+        mask = bias.to(q.dtype).expand(1, 1, len(x), -1)
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        if self.training and n_id is not None:
+            self.codebook.update(x.detach(), n_id)
+        out: Tensor = self.out(found.squeeze(0).transpose(0, 1).flatten(1))
+        return out
+
+
+class LargeGT(nn.Module):
+    r"""The model of "Graph Transformers for Large Graphs" (arXiv 2312.11109), equations 3 to 6.
+
+    Tokens come from :class:`fastgraph.pyg.TokenLoader`, so that training never sees the graph.
+
+    ``variant="paper"``: tokens, and with them :math:`H^{in}`, are projected to the hidden channels;
+    :math:`H^{out} = H^{in} + \mathrm{Norm}(\mathrm{FFN}(H^{local} \| H^{global}))`, and a linear
+    layer makes the predictions.
+
+    ``variant="release"`` computes as the authors' code at github.com/snap-research/LargeGT: seeds
+    and tokens have an MLP each, heads are as wide as the hidden channels, the encoder has no FFN,
+    equation 6 no residual, the global module no MLPs. It loads that code's ``state_dict``, of
+    which the layers that computed nothing are left out.
+
+    Under ``DistributedDataParallel`` the sums, counts and batch statistics are those of all ranks:
+    :math:`P` ranks with batches of :math:`M` are one with :math:`P M`, if each rank's loss is its
+    rows' sum times :math:`P` over the number of all rows. All parameters are used in each step.
+
+    Args:
+        in_channels: of a token.
+        hidden_channels: a multiple of ``heads``.
+        out_channels: of a prediction.
+        num_nodes: of the graph; needed but for ``module="local"``.
+        module: "local", "global", or "full", both.
+        variant: "paper" or "release".
+        heads: of both modules.
+        num_layers: of the encoder; 1 with ``variant="release"``.
+        num_centroids: of the codebook.
+        position_channels: of positions.
+        dropout: of the model's MLPs.
+        encoder_dropout: of the local module.
+        norm: "batch" or "layer".
+        decay: of the codebook's averages.
+        process_group: the ranks that train together, as they have
+            ``DistributedDataParallel(..., process_group=)``; None for one process.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_nodes: int | None = None,
+        *,
+        module: str = "full",
+        variant: str = "paper",
+        heads: int = 2,
+        num_layers: int = 1,
+        num_centroids: int = 4096,
+        position_channels: int = 64,
+        dropout: float = 0.5,
+        encoder_dropout: float = 0.3,
+        norm: str = "batch",
+        decay: float = 0.99,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        _check_choice(module=(module, MODULES), variant=(variant, VARIANTS), norm=(norm, NORMS))
+        sizes = {
+            "in_channels": in_channels,
+            "hidden_channels": hidden_channels,
+            "out_channels": out_channels,
+            "heads": heads,
+            "num_layers": num_layers,
+            "num_centroids": num_centroids,
+            "position_channels": position_channels,
+        }
+        if module != "local":
+            sizes["num_nodes"] = 0 if num_nodes is None else num_nodes
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        released = variant == "release"
+        if released and num_layers != 1:
+            raise ValueError(f'num_layers: expected 1 with variant="release", got {num_layers}')
+        if not released and hidden_channels % heads:
+            raise ValueError(
+                f"hidden_channels: expected a multiple of heads ({heads}), got {hidden_channels}"
+            )
+        self.in_channels, self.position_channels = in_channels, position_channels
+        self.module, self.variant, self.num_nodes = module, variant, num_nodes
+        self.ranks = Ranks(process_group)
+
+        def make_norm(channels: int) -> nn.Module:
+            is_batch = norm == "batch"
+            return BatchNorm(channels, ranks=self.ranks) if is_batch else nn.LayerNorm(channels)
+
+        hidden, width = hidden_channels, 0
+        self.local_module = self.global_module = self.projection = self.token_projection = None
+        if module != "local" or not released:
+            self.projection = (
+                _release_mlp(in_channels, hidden, dropout, make_norm(hidden))
+                if released
+                else nn.Linear(in_channels, hidden)
+            )
+        if module != "global":
+            if released:
+                self.token_projection = _release_mlp(in_channels, hidden, dropout)
+            self.local_module = LocalModule(hidden, heads, num_layers, encoder_dropout, variant)
+            width += self.local_module.out_channels
+        if module != "local":
+            assert num_nodes is not None
+            self.global_module = GlobalModule(
+                hidden, position_channels, num_nodes, num_centroids, heads, decay, variant, self.ranks
+            )
+            width += self.global_module.out_channels
+        if released:
+            wide = heads * hidden
+            self.ffn = nn.Sequential(
+                *(nn.Linear(width, wide), make_norm(wide), nn.ReLU(), nn.Dropout(dropout)),
+                *(nn.Linear(wide, hidden), make_norm(hidden), nn.ReLU(), nn.Dropout(dropout)),
+            )
+        else:
+            self.ffn = nn.Sequential(
+                *(nn.Linear(width, 2 * hidden), nn.ReLU(), nn.Dropout(dropout)),
+                *(nn.Linear(2 * hidden, hidden), nn.Dropout(dropout)),
+            )
+            self.norm = make_norm(hidden)
+        self.head = nn.Linear(hidden, out_channels)
+        if released:
+            self.register_load_state_dict_pre_hook(renamed)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, n_id: Tensor | None = None
+    ) -> Tensor:
+        """Predictions for seeds.
+
+        Args:
+            tokens: ``[M, 3K, in_channels]`` of any floating dtype, the seed's features first; for
+                ``module="global"`` ``[M, in_channels]`` will do. ``M`` may be 1, or 0 on a rank.
+            positions: ``[M, position_channels]``; not used with ``module="local"``.
+            n_id: the seeds, int64 ``[M]``; used in training mode alone, but not with
+                ``module="local"``.
+
+        Returns:
+            ``[M, out_channels]``, of the dtype of the parameters.
+
+        Raises:
+            ValueError: shapes do not fit, an argument is missing, or it trains under
+                ``DistributedDataParallel`` without ``process_group``.
+            TypeError: ``n_id`` is not of int64.
+            IndexError: ``n_id`` has no node of the graph.
+        """
+        self._check(tokens, positions, n_id)
+        tokens = tokens.to(self.head.weight.dtype)
+        seeds = tokens[:, 0] if tokens.dim() == 3 else tokens
+        parts, h = [], None
+        if self.local_module is not None:
+            project = self.token_projection or self.projection
+            assert project is not None
+            tokens = project(tokens)
+            parts.append(self.local_module(tokens))
+        if self.variant == "paper" and self.local_module is not None:
+            h = tokens[:, 0]
+        elif self.projection is not None:
+            h = self.projection(seeds)
+        if self.global_module is not None:
+            assert h is not None and positions is not None
+            parts.append(self.global_module(h, positions.to(h.dtype), n_id))
+        out = self.ffn(torch.cat(parts, dim=1))
+        if self.variant == "paper":
+            out = h + self.norm(out)
+        out = self.head(out)
+        return out
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The ``state_dict`` that one process would have; all ranks must call it.
+
+        That of a rank has the assignments of a share of the nodes. Both load on a rank of as many
+        ranks; this one loads on any number.
+        """
+        state: dict[str, Any] = self.state_dict()
+        if self.global_module is not None:
+            gathered = self.global_module.codebook.gathered_extra_state()
+            state["global_module.codebook._extra_state"] = gathered
+        return state
+
+    def _check(self, tokens: Tensor, positions: Tensor | None, n_id: Tensor | None) -> None:
+        shape = tuple(tokens.shape)
+        is_wanted = tokens.dim() == 3 or (tokens.dim() == 2 and self.module == "global")
+        if not is_wanted or shape[-1] != self.in_channels or 0 in shape[1:]:
+            raise ValueError(f"tokens: expected [M, 3K, {self.in_channels}], got {list(shape)}")
+        if not tokens.is_floating_point():
+            raise ValueError(f"tokens: expected a floating dtype, got {tokens.dtype}")
+        active = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        if self.training and active is not None and self.ranks.size == 1:
+            if dist.get_world_size(active.process_group) > 1:
+                raise ValueError(
+                    "process_group: expected that of DistributedDataParallel, got None; give it "
+                    "to LargeGT, so that batch statistics and codebook are those of all ranks"
+                )
+        if self.module == "local":
+            return
+        if positions is None or positions.shape != (shape[0], self.position_channels):
+            got = None if positions is None else list(positions.shape)
+            raise ValueError(
+                f"positions: expected [{shape[0]}, {self.position_channels}], got {got}"
+            )
+        if not self.training:
+            return
+        if n_id is None or n_id.shape != (shape[0],):
+            got = None if n_id is None else list(n_id.shape)
+            raise ValueError(f"n_id: expected [{shape[0]}] in training mode, got {got}")
+        if n_id.dtype != torch.int64:
+            raise TypeError(f"n_id: expected int64, got {n_id.dtype}")
+
+
+def _mlp(channels: int, hidden: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, out_channels))
+
+
+def _release_mlp(
+    channels: int, hidden: int, dropout: float, norm: nn.Module | None = None
+) -> nn.Sequential:
+    first = [nn.Linear(channels, hidden)] if norm is None else [nn.Linear(channels, hidden), norm]
+    return nn.Sequential(*first, nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, hidden))
+
+
+def _check_choice(**choices: tuple[str, tuple[str, ...]]) -> None:
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
