@@ -98,6 +98,12 @@ class Codebook(nn.Module):
         logarithms = self.counts.to(self.rows.dtype).log()
         return torch.where(self.counts.sum() > 0, logarithms, 0.0)
 
+    def check(self, n_id: Tensor) -> None:
+        """Raise an IndexError if ``n_id`` has no node of the graph."""
+        if n_id.numel() and not 0 <= int(n_id.min()) <= int(n_id.max()) < self.num_nodes:
+            bad = int(n_id[(n_id < 0) | (n_id >= self.num_nodes)][0])
+            raise IndexError(f"n_id: expected nodes of 0 to {self.num_nodes - 1}, got {bad}")
+
     @torch.no_grad()
     def update(self, x: Tensor, n_id: Tensor) -> None:
         """Take one step with the rows of a batch; those of all ranks count as one batch.
@@ -112,11 +118,7 @@ class Codebook(nn.Module):
         Raises:
             IndexError: ``n_id`` has no node of the graph.
         """
-        if n_id.numel() and not 0 <= int(n_id.min()) <= int(n_id.max()) < self.num_nodes:
-            bad = n_id[(n_id < 0) | (n_id >= self.num_nodes)][0]
-            raise IndexError(
-                f"n_id: expected nodes of 0 to {self.num_nodes - 1}, got {int(bad)}"
-            )
+        self.check(n_id)
         with torch.autocast(x.device.type, enabled=False):
             x = self.norm(x.to(self.centroids.dtype))
             sizes = self.ranks.sizes(x)

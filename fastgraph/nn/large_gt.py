@@ -402,6 +402,8 @@ class LargeGT(nn.Module):
             raise ValueError(f"n_id: expected [{shape[0]}] in training mode, got {got}")
         if n_id.dtype != torch.int64:
             raise TypeError(f"n_id: expected int64, got {n_id.dtype}")
+        assert self.global_module is not None
+        self.global_module.codebook.check(n_id)  # before batch statistics take notice of the batch
 
 
 def _mlp(channels: int, hidden: int, out_channels: int) -> nn.Sequential:
