@@ -6,8 +6,8 @@
     rm -r data/tolokers/graph
     python examples/largegt/train.py data/tolokers
 
-The graph itself goes into files that are mapped into memory, as it would be where it is larger; what
-comes after reads them. ``python -m fastgraph tokens`` does the same for graphs of one's own.
+The graph itself goes into files that are mapped into memory, as it would be where it is larger;
+what comes after reads them. ``python -m fastgraph tokens`` does the same for graphs of one's own.
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ class Batches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         draw = torch.Generator().manual_seed(args.seed + self.epoch)
-        order = torch.randperm(self.count, generator=draw) if self.shuffle else torch.arange(self.count)
+        order = (
+            torch.randperm(self.count, generator=draw) if self.shuffle else torch.arange(self.count)
+        )
         self.epoch += 1
         for batch in order.split(ranks * args.batch_size):
             mine = batch.tensor_split(ranks)[rank].tolist()

@@ -12,10 +12,10 @@ from fastgraph.nn.ranks import Ranks
 class BatchNorm(nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` of ``[rows, channels]`` over the rows of all ranks.
 
-    With one process and two rows or more it is torch's own, with its parameters and buffers. Batches
-    of all ranks count as one, in which ranks may have different numbers of rows, or none. A batch
-    of one row in all has no variance: it is normalised by the running statistics, which it does not
-    change. (torch raises an error in its place; its ``SyncBatchNorm`` is for GPUs alone.)
+    With one process and two rows or more it is torch's own, with its parameters and buffers.
+    Batches of all ranks count as one, in which ranks may have different numbers of rows, or none. A
+    batch of one row in all has no variance: it is normalised by the running statistics, which it
+    does not change. (torch raises an error in its place; its ``SyncBatchNorm`` is for GPUs alone.)
 
     Args:
         channels: of the rows.

@@ -166,7 +166,9 @@ class Codebook(nn.Module):
         sizes = self.decay * self.ema_sizes + found[:, 0]
         total = sizes.sum()
         smoothed = (sizes + SMOOTHING) / (total + self.num_centroids * SMOOTHING) * total
-        self.ema_sizes = sizes if self.revives else smoothed  # the release averages what it smoothed
+        self.ema_sizes = (
+            sizes if self.revives else smoothed
+        )  # the release averages what it smoothed
         self.centroids = self.ema_sums / smoothed.unsqueeze(1)
         norm = self.norm
         assert norm.running_mean is not None and norm.running_var is not None

@@ -6,192 +6,22 @@ positions and the names of nodes; they never see the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fastgraph.nn.batch_norm import BatchNorm
-from fastgraph.nn.codebook import Codebook
-from fastgraph.nn.large_gt_release import ReleaseEncoderLayer, initialise, renamed
+from fastgraph.nn.global_module import GlobalModule
+from fastgraph.nn.large_gt_release import renamed
+from fastgraph.nn.local_module import LocalModule
 from fastgraph.nn.ranks import Ranks
-from fastgraph.nn.token_attention import attend, split_heads
 
 MODULES = ("local", "global", "full")
 VARIANTS = ("paper", "release")
 NORMS = ("batch", "layer")
-
-
-class EncoderLayer(nn.Module):
-    """A layer of a transformer's encoder, which normalises before attention and before its FFN.
-
-    Args:
-        channels: of the tokens; a multiple of ``heads``.
-        heads: of attention.
-        dropout: of what attention and the FFN add.
-    """
-
-    def __init__(self, channels: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(channels)
-        self.query_key_value = nn.Linear(channels, 3 * channels)
-        self.out = nn.Linear(channels, channels)
-        self.ffn = nn.Sequential(
-            nn.LayerNorm(channels),
-            nn.Linear(channels, 2 * channels),
-            nn.GELU(),
-            nn.Linear(2 * channels, channels),
-            nn.Dropout(dropout),
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[M, tokens, channels]`` to the same."""
-        q, k, v = self.query_key_value(self.attention_norm(x)).chunk(3, dim=-1)
-        x = x + self.dropout(self.out(attend(q, k, v, self.heads)))
-        out: Tensor = x + self.ffn(x)
-        return out
-
-
-class Readout(nn.Module):
-    r"""The seed's token and the others, by :math:`\mathrm{softmax}(\mathrm{Linear}[seed\,\|\,t])`.
-
-    The half of the weight that sees the seed, and the bias, move all scores of a seed alike, of
-    which softmax takes no notice: they get gradients of zero. They are there as in the paper.
-
-    Args:
-        channels: of the tokens.
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.score = nn.Linear(2 * channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[M, tokens, channels]``, the seed's first, to ``[M, channels]``."""
-        seed, others = x[:, 0], x[:, 1:]
-        of_seed, of_others = self.score.weight.chunk(2, dim=1)
-        scores = F.linear(others, of_others) + F.linear(seed, of_seed, self.score.bias).unsqueeze(1)
-        return seed + torch.einsum("mt,mtc->mc", scores.squeeze(2).softmax(1), others)
-
-
-class LocalModule(nn.Module):
-    """A transformer's encoder on the tokens of a node, and a readout (equation 3).
-
-    Scores of pairs of tokens are not stored: attention is ``scaled_dot_product_attention``.
-
-    Args:
-        channels: of the tokens.
-        heads: of attention; with ``variant="release"`` each is as wide as the tokens.
-        num_layers: of the encoder; 1 with ``variant="release"``.
-        dropout: within the encoder.
-        variant: "paper" or "release", see :class:`LargeGT`.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        heads: int = 2,
-        num_layers: int = 1,
-        dropout: float = 0.3,
-        variant: str = "paper",
-    ) -> None:
-        super().__init__()
-        released = variant == "release"
-        self.out_channels = channels * heads if released else channels
-        make: Callable[..., nn.Module] = ReleaseEncoderLayer if released else EncoderLayer
-        self.projection = nn.Linear(channels, channels) if released else nn.Identity()
-        self.layers = nn.Sequential(*(make(channels, heads, dropout) for _ in range(num_layers)))
-        self.norm = nn.LayerNorm(self.out_channels)
-        self.readout = Readout(self.out_channels)
-        if released:
-            self.apply(initialise)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The node's representation.
-
-        Args:
-            tokens: ``[M, tokens, channels]``; the seed's token is the first.
-
-        Returns:
-            ``[M, channels]``; with ``variant="release"`` ``[M, heads * channels]``.
-        """
-        out: Tensor = self.readout(self.norm(self.layers(self.projection(tokens))))
-        return out
-
-
-class GlobalModule(nn.Module):
-    """Attention of nodes to the centroids of a codebook of all nodes (Algorithm 3).
-
-    In training mode each call takes a step of the codebook after its attention.
-
-    Args:
-        channels: of the nodes' features.
-        position_channels: of their positions, and of what the codebook keeps of features.
-        num_nodes: of the graph.
-        num_centroids: of the codebook, in the paper ``B``.
-        heads: of attention; with ``variant="release"`` each is as wide as the features.
-        decay: of the codebook's averages.
-        variant: "paper" or "release", see :class:`LargeGT`.
-        ranks: that train together.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        position_channels: int,
-        num_nodes: int,
-        num_centroids: int = 4096,
-        heads: int = 2,
-        decay: float = 0.99,
-        variant: str = "paper",
-        ranks: Ranks | None = None,
-    ) -> None:
-        super().__init__()
-        released, pair = variant == "release", 2 * position_channels
-        self.heads, self.position_channels = heads, position_channels
-        self.out_channels = channels * heads if released else channels
-        self.features = (
-            nn.Linear(channels, position_channels)
-            if released
-            else _mlp(channels, channels, position_channels)
-        )
-        self.query = nn.Linear(pair, self.out_channels)
-        self.key = nn.Linear(pair, self.out_channels)
-        self.value = nn.Linear(position_channels, self.out_channels)
-        self.out = nn.Identity() if released else _mlp(*(3 * [channels]))
-        self.codebook = Codebook(
-            num_nodes, num_centroids, pair, variant=variant, decay=decay, ranks=ranks
-        )
-
-    def forward(self, h: Tensor, positions: Tensor, n_id: Tensor | None = None) -> Tensor:
-        """What nodes find in the codebook.
-
-        Args:
-            h: ``[M, channels]``.
-            positions: ``[M, position_channels]``.
-            n_id: the nodes, int64 ``[M]``; needed in training mode.
-
-        Returns:
-            ``[M, channels]``; with ``variant="release"`` ``[M, heads * channels]``.
-        """
-        x = torch.cat([self.features(h), positions], dim=1)
-        centroids, bias = self.codebook.rows, self.codebook.bias()
-        q, k = self.query(x), self.key(centroids)
-        v = self.value(centroids[:, : self.position_channels])
-        # All nodes attend to one set of centroids: to attention, one long sequence of queries.
-        q, k, v = (split_heads(t.unsqueeze(0), self.heads) for t in (q, k, v))
-        mask = bias.to(q.dtype).expand(1, 1, len(x), -1)
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        if self.training and n_id is not None:
-            self.codebook.update(x.detach(), n_id)
-        out: Tensor = self.out(found.squeeze(0).transpose(0, 1).flatten(1))
-        return out
 
 
 class LargeGT(nn.Module):
@@ -300,7 +130,14 @@ class LargeGT(nn.Module):
         if module != "local":
             assert num_nodes is not None
             self.global_module = GlobalModule(
-                hidden, position_channels, num_nodes, num_centroids, heads, decay, variant, self.ranks
+                hidden,
+                position_channels,
+                num_nodes,
+                num_centroids,
+                heads,
+                decay,
+                variant,
+                self.ranks,
             )
             width += self.global_module.out_channels
         if released:
@@ -317,7 +154,7 @@ class LargeGT(nn.Module):
             self.norm = make_norm(hidden)
         self.head = nn.Linear(hidden, out_channels)
         if released:
-            self.register_load_state_dict_pre_hook(renamed)
+            self.register_load_state_dict_pre_hook(renamed)  # type: ignore[no-untyped-call]
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, n_id: Tensor | None = None
@@ -359,8 +196,8 @@ class LargeGT(nn.Module):
         out = self.ffn(torch.cat(parts, dim=1))
         if self.variant == "paper":
             out = h + self.norm(out)
-        out = self.head(out)
-        return out
+        predictions: Tensor = self.head(out)
+        return predictions
 
     def full_state_dict(self) -> dict[str, Any]:
         """The ``state_dict`` that one process would have; all ranks must call it.
@@ -382,12 +219,12 @@ class LargeGT(nn.Module):
         if not tokens.is_floating_point():
             raise ValueError(f"tokens: expected a floating dtype, got {tokens.dtype}")
         active = getattr(DistributedDataParallel, "_active_ddp_module", None)
-        if self.training and active is not None and self.ranks.size == 1:
-            if dist.get_world_size(active.process_group) > 1:
-                raise ValueError(
-                    "process_group: expected that of DistributedDataParallel, got None; give it "
-                    "to LargeGT, so that batch statistics and codebook are those of all ranks"
-                )
+        others = 0 if active is None else dist.get_world_size(active.process_group) - 1
+        if self.training and others > 0 and self.ranks.size == 1:
+            raise ValueError(
+                "process_group: expected that of DistributedDataParallel, got None; give it to "
+                "LargeGT, so that batch statistics and codebook are those of all ranks"
+            )
         if self.module == "local":
             return
         if positions is None or positions.shape != (shape[0], self.position_channels):
@@ -404,10 +241,6 @@ class LargeGT(nn.Module):
             raise TypeError(f"n_id: expected int64, got {n_id.dtype}")
         assert self.global_module is not None
         self.global_module.codebook.check(n_id)  # before batch statistics take notice of the batch
-
-
-def _mlp(channels: int, hidden: int, out_channels: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, out_channels))
 
 
 def _release_mlp(

@@ -1,6 +1,6 @@
 """LargeGT as its authors released it: an encoder layer, and the names of parameters.
 
-github.com/snap-research/LargeGT, which departs from the paper as :class:`fastgraph.nn.LargeGT` says.
+github.com/snap-research/LargeGT. How it departs from the paper :class:`fastgraph.nn.LargeGT` says.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Sum.apply(grad, ctx.group), None
+        return _Sum.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 class Ranks:
@@ -45,7 +45,9 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks, with a gradient."""
-        out: Tensor = x if self.size == 1 else _Sum.apply(x, self.group)
+        if self.size == 1:
+            return x
+        out: Tensor = _Sum.apply(x, self.group)  # type: ignore[no-untyped-call]
         return out
 
     def sizes(self, x: Tensor) -> list[int]:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """``[M, tokens, heads * channels]`` to ``[M, heads, tokens, channels]``."""
-    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+    out: Tensor = x.unflatten(2, (heads, -1)).transpose(1, 2)
+    return out
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:

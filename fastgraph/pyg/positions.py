@@ -68,4 +68,5 @@ def node_positions(
                 loss = model.loss(positive.to(edge_index.device), negative.to(edge_index.device))
                 loss.backward()
                 optimizer.step()
-    return model.embedding.weight.detach()
+    found: Tensor = model.embedding.weight.detach()
+    return found

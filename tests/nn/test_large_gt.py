@@ -93,7 +93,9 @@ class DensePaper(Dense):
         h, parts = x[:, 0], []
         if module != "global":
             encoded = [self.layer_norm("local_module.norm", self.encoder(row)) for row in x]
-            parts.append(torch.stack([self.readout("local_module.readout.score", e) for e in encoded]))
+            parts.append(
+                torch.stack([self.readout("local_module.readout.score", e) for e in encoded])
+            )
         if module != "local":
             place = "global_module"
             names = {name: f"{place}.{name}" for name in ("query", "key", "value")}
@@ -163,18 +165,23 @@ def test_the_equations_of_the_paper(module: str, norm: str) -> None:
 def release_state(module: str) -> dict[str, Tensor]:
     """A ``state_dict`` with all names, shapes and dtypes of the release, and random values."""
     wide, both, half = HEADS * HIDDEN, 2 * POSITION, POSITION
-    linear = {"fc_in.0": (HIDDEN, IN), "fc_in.4": (HIDDEN, HIDDEN), "fc_in_seq.0": (HIDDEN, IN),
-              "fc_in_seq.3": (HIDDEN, HIDDEN), "fc_out": (OUT, HIDDEN),
-              "ffs.0.0": (wide, (2 if module == "full" else 1) * wide), "ffs.0.4": (HIDDEN, wide)}  # fmt: skip
-    linear |= {f"convs.0.lin_{name}": (wide, HIDDEN) for name in ("key", "query", "value", "skip")}
-    place = "convs.0.local_module"
-    linear |= {f"{place}.att_embeddings_nope": (HIDDEN, HIDDEN), f"{place}.out_proj": (HIDDEN, wide),
-               f"{place}.attn_layer": (1, 2 * wide), f"{place}.layers.0.res_proj": (wide, HIDDEN),
-               f"{place}.layers.0.self_attention.output_layer": (wide, wide)}  # fmt: skip
-    linear |= {f"{place}.layers.0.self_attention.linear_{name}": (wide, HIDDEN) for name in "qkv"}
+    place, attention = "convs.0.local_module", "convs.0.local_module.layers.0.self_attention"
+    linear = {
+        **{"fc_in.0": (HIDDEN, IN), "fc_in.4": (HIDDEN, HIDDEN)},
+        **{"fc_in_seq.0": (HIDDEN, IN), "fc_in_seq.3": (HIDDEN, HIDDEN)},
+        **{f"convs.0.lin_{name}": (wide, HIDDEN) for name in ("key", "query", "value", "skip")},
+        f"{place}.att_embeddings_nope": (HIDDEN, HIDDEN),
+        f"{place}.layers.0.res_proj": (wide, HIDDEN),
+        **{f"{attention}.linear_{name}": (wide, HIDDEN) for name in "qkv"},
+        f"{attention}.output_layer": (wide, wide),
+        f"{place}.out_proj": (HIDDEN, wide),
+        f"{place}.attn_layer": (1, 2 * wide),
+        "ffs.0.0": (wide, 2 * wide if module == "full" else wide),
+        **{"ffs.0.4": (HIDDEN, wide), "fc_out": (OUT, HIDDEN)},
+    }
     if module != "local":
-        linear |= {"convs.0.lin_proj_g": (half, HIDDEN), "convs.0.lin_key_g": (wide, both),
-                   "convs.0.lin_query_g": (wide, both), "convs.0.lin_value_g": (wide, half)}  # fmt: skip
+        linear |= {"convs.0.lin_proj_g": (half, HIDDEN), "convs.0.lin_value_g": (wide, half)}
+        linear |= {f"convs.0.lin_{name}_g": (wide, both) for name in ("key", "query")}
     norms = {"fc_in.1": HIDDEN, "ffs.0.1": wide, "ffs.0.5": HIDDEN}
     plain = {f"{place}.layers.0.self_attention_norm": HIDDEN, f"{place}.final_ln": wide}
     draw = torch.Generator().manual_seed(5)
@@ -274,7 +281,9 @@ def test_tokens_of_another_dtype_and_strides() -> None:
 def test_scores_of_pairs_of_tokens_are_not_kept(variant: str) -> None:
     model, kept = make("local", variant).float(), []
     tokens = torch.randn(4, 120, IN)
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x)
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.numel()) or x, lambda x: x
+    )
     with hooks:
         model(tokens)
     assert max(kept) < 4 * HEADS * 120 * 120
@@ -333,7 +342,11 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "n_id": ({"n_id": None}, ValueError, r"n_id: expected \[12\] in training mode, got None"),
     "ids": ({"n_id": torch.arange(11)}, ValueError, r"n_id: expected \[12\].*got \[11\]"),
     "float": ({"n_id": torch.zeros(12)}, TypeError, "n_id: expected int64, got torch.float32"),
-    "below": ({"n_id": torch.arange(12) - 1}, IndexError, "n_id: expected nodes of 0 to 49, got -1"),
+    "below": (
+        {"n_id": torch.arange(12) - 1},
+        IndexError,
+        "n_id: expected nodes of 0 to 49, got -1",
+    ),
     "above": ({"n_id": torch.arange(12) + 39}, IndexError, "nodes of 0 to 49, got 50"),
 }
 
