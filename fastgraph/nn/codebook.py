@@ -91,7 +91,7 @@ class Codebook(nn.Module):
         return counts[1:]
 
     def bias(self) -> Tensor:
-        r"""What scores of centroids begin with, ``[num_centroids]``: :math:`\log(1_n P)`.
+        r"""The bias of scores of centroids, ``[num_centroids]``: :math:`\log(1_n P)`.
 
         -infinity for centroids without nodes; zeros while none has any, before the first step.
         """
