@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from metrics import accuracy_or_roc_auc
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
@@ -151,7 +152,6 @@ def train() -> float:
 
 @torch.no_grad()
 def test(part: int) -> float:
-    """Accuracy; of two classes the area under the ROC curve."""
     largegt.eval()
     scores, classes = [], []
     for tokens, place, n_id, labels in batches_of(part):
@@ -159,18 +159,7 @@ def test(part: int) -> float:
         classes.append(labels.cpu())
     found = gathered((torch.cat(scores), torch.cat(classes)))
     logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-    if num_classes == 2:
-        return roc_auc(logits[:, 1] - logits[:, 0], labels)
-    return float((logits.argmax(1) == labels).double().mean())
-
-
-def roc_auc(scores: Tensor, classes: Tensor) -> float:
-    """How often a node of class 1 scores higher than one of class 0; ties count a half."""
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
-    ranks_of_scores = (counts.cumsum(0) - (counts - 1) / 2).double()[place]
-    positive = int(classes.sum())
-    pairs = positive * (len(classes) - positive)
-    return float((ranks_of_scores[classes == 1].sum() - positive * (positive + 1) / 2) / pairs)
+    return accuracy_or_roc_auc(logits, labels)
 
 
 def gathered(value: Any) -> list[Any]:

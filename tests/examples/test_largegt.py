@@ -93,3 +93,18 @@ def test_graphs_that_are_not_there(graphs: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.delenv("FASTGRAPH_DATA", raising=False)
     with pytest.raises(SystemExit, match="debian: expected FASTGRAPH_DATA"):
         graphs.load("debian")
+
+
+def test_the_area_under_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import metrics
+
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randint(9, (60,), generator=draw).double()  # with ties
+    classes = torch.randint(2, (60,), generator=draw)
+    pairs = scores[classes == 1].unsqueeze(1) - scores[classes == 0]
+    expected = float(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+    logits = torch.stack([torch.zeros_like(scores), scores], 1)
+    assert metrics.accuracy_or_roc_auc(logits, classes) == pytest.approx(expected)
+    three = torch.eye(3)[torch.tensor([0, 1, 2, 2])]
+    assert metrics.accuracy_or_roc_auc(three, torch.tensor([0, 1, 2, 0])) == 0.75
