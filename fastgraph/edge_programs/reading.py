@@ -18,6 +18,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -162,7 +163,7 @@ class _Module:
     kind: type
     children: tuple[str, ...]
     tensors: tuple[tuple[int, str, Any], ...]
-    attributes: tuple[_Named, ...]
+    attributes: tuple[tuple[str, Any, _Named], ...]  # with the name and the value of each
     absent: frozenset[str]
     is_hooked: bool
 
@@ -170,7 +171,8 @@ class _Module:
         """True if the layer has this module, in this state."""
         # Without generators and calls: this is asked at every call, of every module.
         module: Any = layer
-        for name in self.path:
+        path = self.path
+        for name in path:
             module = module._modules.get(name)
             if module is None:
                 return False
@@ -186,26 +188,19 @@ class _Module:
             or not attributes.keys().isdisjoint(self.absent)
         ):
             return False
-        if self.path:
-            is_hooked = (
-                attributes["_forward_hooks"]
-                or attributes["_forward_pre_hooks"]
-                or attributes["_backward_hooks"]
-                or attributes["_backward_pre_hooks"]
-            )
-            if bool(is_hooked) is not self.is_hooked:
-                return False
+        if path and any(_hooks_of(attributes)) is not self.is_hooked:
+            return False
         for store, name, described in tensors:
             tensor = (buffers if store else parameters).get(name, MISSING)
             kind = type(tensor)
             if kind is nn.Parameter or kind is Tensor:  # `_described`
-                if (tensor.shape, tensor.dtype, tensor.device, tensor.layout) != described:
+                if _description_of(tensor) != described:
                     return False
             elif (tensor if tensor is None or tensor is MISSING else kind) is not described:
                 return False
-        for named in self.attributes:
-            value = attributes.get(named.name, MISSING)
-            if value is not named.value and not named.is_same(value):
+        for name, expected, named in self.attributes:
+            value = attributes.get(name, MISSING)
+            if value is not expected and not named.is_same(value):
                 return False
         return True
 
@@ -213,14 +208,12 @@ class _Module:
 _STORES = ("_parameters", "_buffers")
 
 
-def _is_hooked(attributes: Mapping[str, Any]) -> bool:
-    """True for the attributes of a module that has hooks."""
-    return bool(
-        attributes["_forward_hooks"]
-        or attributes["_forward_pre_hooks"]
-        or attributes["_backward_hooks"]
-        or attributes["_backward_pre_hooks"]
-    )
+_hooks_of = itemgetter(
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+)
+"""Those of the attributes of a module."""
+
+_description_of = attrgetter("shape", "dtype", "device", "layout")
 
 
 def _is_stateless(module: nn.Module) -> bool:
@@ -232,7 +225,7 @@ def _is_stateless(module: nn.Module) -> bool:
 def _described(tensor: Any) -> Any:
     kind = type(tensor)
     if kind is nn.Parameter or kind is Tensor:
-        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+        return _description_of(tensor)
     return tensor if tensor is None or tensor is MISSING else kind
 
 
@@ -421,7 +414,7 @@ class Reading:
                 self._of_class(kind, owner, met, named)
         for path, module in found:
             attributes = vars(module)
-            is_hooked = bool(path) and _is_hooked(attributes)
+            is_hooked = bool(path) and any(_hooks_of(attributes))
             if is_hooked:
                 self._doubt(f"{path} has hooks")
             read = sorted(self._names & attributes.keys() - _OF_MODULES)
@@ -434,7 +427,10 @@ class Reading:
                     for number, store in enumerate(_STORES)
                     for name, tensor in attributes[store].items()
                 ),
-                tuple(self._known(_ATTRIBUTES, attributes, read, path, met)),
+                tuple(
+                    (known.name, known.value, known)
+                    for known in self._known(_ATTRIBUTES, attributes, read, path, met)
+                ),
                 frozenset(self._names - attributes.keys()),
                 is_hooked,
             )

@@ -150,22 +150,19 @@ class Memo:
         if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
             capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
-        if capture.is_capturing(tensors[0]):  # nobody can compare tensors now
-            self._captured[id(entry.value)] = entry.value
-        elif entry.witness is not None and not self._confirms(key, entry.witness, tensors):
-            return None
+        first = tensors[0]
+        if first is not None and first.is_cuda and capture.is_capturing(first):
+            self._captured[id(entry.value)] = entry.value  # nobody can compare tensors now
+        elif entry.witness is not None:
+            try:
+                if not entry.witness.confirms(_present(tensors)):
+                    return None
+            except StaleGraphError:
+                with self._lock:
+                    self._remove(key)
+                raise
         entry.used = next(self._uses)
         return entry.value
-
-    def _confirms(
-        self, key: tuple[object, ...], witness: Witness, tensors: tuple[Tensor | None, ...]
-    ) -> bool:
-        try:
-            return witness.confirms(_present(tensors))
-        except StaleGraphError:
-            with self._lock:
-                self._remove(key)
-            raise
 
     def put(
         self,

@@ -208,5 +208,7 @@ def witness_of(
 
 def _checksums(tensors: Sequence[Tensor]) -> list[int]:
     # Rows of a matrix are read one by one, which takes ten times as long where they are short.
-    checksum = native.library().checksum
-    return [checksum(t.view(-1) if t.is_contiguous() else t) for t in tensors]
+    checksum, found = native.library().checksum, []
+    for tensor in tensors:  # one mostly, for which a comprehension would take longer
+        found.append(checksum(tensor.view(-1) if tensor.is_contiguous() else tensor))
+    return found

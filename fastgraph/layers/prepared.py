@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.mapped import mapped
 from fastgraph.edge_programs.operations import EXTREMA, PRODUCT, PRODUCT_T, SOFTMAX
-from fastgraph.edge_programs.program import Operand, Output, Program
+from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.traced import Argument, Traced
 from fastgraph.edge_programs.winners import RANK, with_winners
 from fastgraph.graphs.edges import DerivedIndex
+from fastgraph.graphs.graph import Graph
 from fastgraph.layers.typed_edges import TypedEdges
 from fastgraph.ops.edge_program import matrix_of, run_program, with_records
 from fastgraph.routing.sizes import NARROW_PRODUCT, Work
@@ -86,6 +87,8 @@ class Prepared:
         wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
         private = _private(traced, arguments, state_of(layer))
         private = {name: savers for name, savers in private.items() if name not in wide}
+        # Caches find the one object of all that are equal by its identity.
+        traced = replace(traced, program=parse(str(traced.program)))
         return cls(traced, private, tuple(found), work, winning)
 
     def compute(
@@ -100,7 +103,7 @@ class Prepared:
         typed: TypedEdges | None = None,
         ranks: Callable[[torch.dtype], Tensor] | None = None,
         *,
-        is_known: bool = False,
+        graph: Graph | None = None,
     ) -> list[Tensor]:
         """The reduced messages, one for each reduction; the layer has what its message leaves.
 
@@ -115,7 +118,7 @@ class Prepared:
             typed: the same edges for a message that takes their types.
             ranks: gives a number of each edge ``[E]`` of a dtype: of those with equal extrema that
                 with the least wins. It must be there if some outputs are ``winning``.
-            is_known: true if a route knows that nobody but the operator sees the call; see
+            graph: of the index, where a route knows that nobody but the operator sees the call; see
                 :func:`fastgraph.ops.edge_program.run_program`.
         """
         given: dict[str, Any] = dict(arguments)
@@ -130,8 +133,8 @@ class Prepared:
             )
         if self.private and torch.is_grad_enabled():
             self._keep(given)
-        if typed is None and self._is_direct:
-            return self._direct(given, (index, ptr, num_in, num_out, transpose), is_known)
+        if typed is None and self.is_direct:
+            return self._direct(given, (index, ptr, num_in, num_out, transpose), graph)
         edges, num_gathered, is_reversed = index, num_in, transpose
         if typed is not None and typed.edges is not None and typed.num_gathered is not None:
             edges, num_gathered, is_reversed = typed.edges, typed.num_gathered, False
@@ -187,7 +190,7 @@ class Prepared:
         ]
 
     @functools.cached_property
-    def _is_direct(self) -> bool:
+    def is_direct(self) -> bool:
         """True if the outputs of the program are the results, whatever is recorded."""
         return not (self.winning or self.traced.kept or self.traced.maps)
 
@@ -216,7 +219,7 @@ class Prepared:
             )
         )
 
-    def _direct(self, given: Mapping[str, Any], edges: Any, is_known: bool) -> list[Tensor]:
+    def _direct(self, given: Mapping[str, Any], edges: Any, graph: Graph | None) -> list[Tensor]:
         """:meth:`compute` of programs whose outputs are the results."""
         traced = self.traced
         program, dtype = traced.program, traced.dtype
@@ -230,7 +233,7 @@ class Prepared:
                 else matrix_of(operand, t.to(dtype))
                 for operand, name, dims in self._given
             ]
-        outputs = run_program(program, matrices, *edges, is_known=is_known)
+        outputs = run_program(program, matrices, *edges, graph=graph)
         return [
             out
             if is_as_it_is and out.dtype is own

@@ -7,7 +7,7 @@ ones on the transposed graph, so derivatives of any order run through the same k
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ def run_program(
     num_out: int,
     transpose: bool,
     *,
-    is_known: bool = False,
+    graph: Graph | None = None,
 ) -> Sequence[Tensor]:
     """:func:`edge_program` of operands in their order, with all channels in one dimension.
 
@@ -132,26 +132,43 @@ def run_program(
         num_in: as there.
         num_out: as there.
         transpose: as there.
-        is_known: true if all of these are known to be of the right types, outside of compilers and
-            transforms, as a route knows it.
+        graph: of the index, where a route has looked at all of these, outside of compilers and
+            transforms: they fit, and nothing else is asked of them.
     """
     is_recorded = torch.is_grad_enabled() and True in [t.requires_grad for t in matrices]
-    moments, text = _run_of(program, is_recorded)
-    run = EDGE_PROGRAM
-    if is_known and needs_no_dispatcher(matrices):
-        run = _DIRECT
-    out: Sequence[Tensor] = run(matrices, index, ptr, text, num_in, num_out, transpose)
+    moments, ran, text = _run_of(program, is_recorded)
+    out: Sequence[Tensor]
+    given = matrices, index, ptr, text, num_in, num_out, transpose
+    if graph is None or not needs_no_dispatcher(matrices):
+        out = EDGE_PROGRAM(*given)
+    elif is_recorded or not index.is_cpu:
+        out = KnownGraph(graph, index).while_computing(_DIRECT, *given)
+    else:
+        out = _computed(graph, matrices, ran, transpose)
     if moments is None:
         return out[: len(program.outputs)]  # without records
     return with_variances(moments, out)
 
 
 @functools.lru_cache(maxsize=1024)
-def _run_of(program: Program, is_recorded: bool) -> tuple[Moments | None, str]:
-    """The text of a program that is run, and what is made of its outputs if they are others."""
+def _run_of(program: Program, is_recorded: bool) -> tuple[Moments | None, Program, str]:
+    """The program that is run, after what is made of its outputs if they are others; its text."""
     moments = without_variances(program)
     run = with_records(moments.program) if is_recorded else moments.program
-    return None if moments.program.outputs == program.outputs else moments, str(run)
+    text = str(run)
+    # The one object of all that are equal, which caches find by its identity.
+    return None if moments.program.outputs == program.outputs else moments, parse(text), text
+
+
+def _computed(
+    graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool
+) -> list[Tensor]:
+    """The outputs of a program by the kernel for its operands, which fit."""
+    like = operands[0]
+    kernel = REGISTRY.kernel("edge_program", device_type(like), like.dtype)
+    given = [t if t.is_contiguous() else t.contiguous() for t in operands]
+    out: list[Tensor] = kernel(graph, given, program, transpose)
+    return out
 
 
 def matrix_of(operand: Operand, tensor: Tensor) -> Tensor:
@@ -250,10 +267,7 @@ def _forward(
     if graph is None:  # else a route has looked at all of it
         _check(operands, index, ptr, program, num_in, num_out)
         graph = topology(index, ptr, num_in, num_out, transpose)
-    like = operands[0]
-    kernel = REGISTRY.kernel("edge_program", device_type(like), like.dtype)
-    out: list[Tensor] = kernel(graph, [t.contiguous() for t in operands], program, transpose)
-    return out
+    return _computed(graph, operands, program, transpose)
 
 
 def _fake(
@@ -324,14 +338,16 @@ class _Pass(NamedTuple):
     """A program for gradients, of values by their numbers.
 
     Attributes:
-        program: as text.
+        program: of them.
+        text: the same.
         taken: of the operands and results, then of the gradients of results, then of the products
             of softmaxes.
         made: of the operands whose gradients it gives.
         is_reversed: whether its rows are the gathered nodes.
     """
 
-    program: str
+    program: Program
+    text: str
     taken: tuple[int, ...]
     made: tuple[int, ...]
     is_reversed: bool
@@ -353,6 +369,7 @@ def _passes(
     values = {name: k for k, name in enumerate(named)}
     passes = tuple(
         _Pass(
+            parse(str(made.program)),
             str(made.program),
             tuple(values[name] for name in made.program.names),
             tuple(numbers[name] for name in made.names),
@@ -388,16 +405,24 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
         products.append(of_heads.sum(-1).to(grad.dtype))
     values = [*saved, *shares, *products]
-    run = _in_torch if is_transformed(*values) else EDGE_PROGRAM
-    # All passes are on one graph, and the engine has looked at the gradients. On a GPU each look-up
-    # spoils the results of one pass where the graph is stale.
-    if run is EDGE_PROGRAM and ptr is None and index.is_cpu and needs_no_dispatcher(values):
+    run: Callable[..., Sequence[Tensor]] = EDGE_PROGRAM
+    graph = None
+    if is_transformed() or not needs_no_dispatcher(values):
+        run = _in_torch if is_transformed(*values) else EDGE_PROGRAM
+    elif ptr is None and index.is_cpu:
+        # All passes are on one graph, and the engine has looked at the gradients. On a GPU each
+        # look-up spoils the results of one pass where the graph is stale.
         graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
         run = functools.partial(KnownGraph(graph, index).while_computing, _DIRECT)
     for made in passes:
         taken = [values[k] for k in made.taken]
-        sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
-        out = run(taken, index, ptr, made.program, *sizes, made.is_reversed != ctx.transpose)
+        is_reversed = made.is_reversed != ctx.transpose
+        out: Sequence[Tensor]
+        if graph is not None and not torch.is_grad_enabled():
+            out = _computed(graph, taken, made.program, is_reversed)
+        else:
+            sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
+            out = run(taken, index, ptr, made.text, *sizes, is_reversed)
         for k, tensor in zip(made.made, out, strict=True):
             before = found[k]
             found[k] = tensor if before is None else before + tensor

@@ -34,6 +34,7 @@ from fastgraph.pyg.direct import direct
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import LINEAR, project
+from fastgraph.pyg.repeated import computed_again
 from fastgraph.pyg.state import module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
@@ -188,6 +189,10 @@ def _routed(
         return leave(label if type(module) is cls else label_of(type(module)), upstream)
 
     def by_position(self: MessagePassing, edge_index: Any, *values: Any) -> Tensor:
+        if not is_seen_by_dynamo() and SWITCH.active:
+            again = computed_again(self, edge_index, names, values)
+            if again is not None:
+                return again
         return run(self, edge_index, (), dict(zip(names, values)))  # noqa: B905  # as many
 
     wrapper: Any = None

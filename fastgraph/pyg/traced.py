@@ -51,6 +51,7 @@ from fastgraph.pyg.collecting import (
 from fastgraph.pyg.matrices import Unfolded, is_matrix, unfolded
 from fastgraph.pyg.modules import make_lazy_weights
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
+from fastgraph.pyg.repeated import Repeatable, described, keep, surroundings
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
@@ -260,7 +261,13 @@ def _plan(
     num_edges = edge_index.shape[1]
     transpose = module.flow == "target_to_source"
     make_lazy_weights(module, arguments)
-    outcome = _outcome(module, form, message)
+    known = KNOWN.get(message.key, module)
+    if known is None:
+        trace_it = functools.partial(_traced, module, form, message)
+        outcome = KNOWN.made(message.key, module, trace_it)
+        known = KNOWN.get(message.key, module)
+    else:
+        outcome = known.outcome
     if isinstance(outcome, Refusal):
         return outcome
     if outcome.traced.dtype is not message.dtype:
@@ -282,7 +289,7 @@ def _plan(
     if max(num_in, num_out, num_edges) > MAX_INDEX and (large := too_large(*ends, num_edges)):
         return large
     index, types = edge_index, outcome.traced.types
-    run = functools.partial(outcome.compute, is_known=message.kept is not None)
+    run: Callable[..., list[Tensor]] = outcome.compute
     if types is not None:
         if matrix is not None:
             return Refusal("types of the edges of a sparse adjacency matrix")
@@ -298,9 +305,16 @@ def _plan(
         graph = unless_out_of_range(graph_of, index, None, *ends)
         if isinstance(graph, OutOfRange):
             return graph
-        run = functools.partial(KnownGraph(graph, index).while_computing, run)
+        if outcome.is_direct and types is None and message.kept is not None:
+            run = functools.partial(run, graph=graph)
+        else:
+            run = functools.partial(KnownGraph(graph, index).while_computing, run)
         if matrix is not None:
             run = functools.partial(matrix.edges.while_computing, run)
+    is_usual = message.kept is not None and matrix is None and types is None and not on_gpu
+    if known is not None and is_usual:
+        ends = num_in, num_out
+        keep(module, _repeatable(module, form, message, known, edge_index, arguments, ends))
 
     def compute() -> Tensor:
         remember(module, outcome)
@@ -314,6 +328,38 @@ def _plan(
         return out
 
     return compute
+
+
+def _repeatable(
+    module: MessagePassing,
+    form: _Form,
+    message: _Message,
+    known: Known,
+    edge_index: Tensor,
+    arguments: Mapping[str, Any],
+    sizes: tuple[int, int],
+) -> Repeatable:
+    """A call that was planned, for the next one like it."""
+    assert form.aggregate is not None and message.kept is not None
+    names = list(arguments)
+    is_updated = bool(form.updated) or form.update is not MessagePassing.update
+    return Repeatable(
+        type(module),
+        _METHODS,
+        form.methods,
+        names,
+        [described(value) for value in arguments.values()],
+        described(edge_index),
+        surroundings(module),
+        message.reductions,
+        form.aggregate,
+        known,
+        [(name, names.index(key), position) for name, key, position in message.kept.taken],
+        sizes,
+        module.flow == "target_to_source",
+        label_of(type(module)),
+        form.updated if is_updated else None,
+    )
 
 
 class _Key:
@@ -454,14 +500,6 @@ def _dtype(
     if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
         return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
     return dtype
-
-
-def _outcome(module: MessagePassing, form: _Form, message: _Message) -> Prepared | Refusal:
-    """The outcome of tracing the message, now or before."""
-    known = KNOWN.get(message.key, module)
-    if known is not None:
-        return known.outcome
-    return KNOWN.made(message.key, module, functools.partial(_traced, module, form, message))
 
 
 def _traced(module: MessagePassing, form: _Form, message: _Message) -> Known:

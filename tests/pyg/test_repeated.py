@@ -1,0 +1,239 @@
+"""Calls like a layer's last one are not planned again, unless something has changed in between."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+import fastgraph
+from fastgraph.pyg import repeated, traced
+from fastgraph.routing.switch import SWITCH
+from tests.graphs import random_edges
+from tests.pyg.traced_layers import CHANNELS, EDGES, NODES, Scaled, Updating, traces, x64
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning"),
+    pytest.mark.usefixtures("nothing_known"),
+]
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """The layers whose calls were planned."""
+    found: list[object] = []
+    plan = traced._plan
+
+    def counting(module: Any, *arguments: Any) -> Any:
+        found.append(module)
+        return plan(module, *arguments)
+
+    monkeypatch.setattr(traced, "_plan", counting)
+    with fastgraph.enabled(min_edges=0):
+        yield found
+
+
+def compared(layer: nn.Module, *arguments: Any) -> Tensor:
+    """The result of a layer, which is upstream's, as are the gradients."""
+    leaves = [t for t in (*arguments, *layer.parameters()) if isinstance(t, Tensor)]
+    leaves = [t for t in leaves if t.requires_grad]
+
+    def run() -> tuple[Tensor, ...]:
+        out = layer(*arguments)
+        if not out.requires_grad:
+            return (out,)
+        return out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
+
+    found = run()
+    with SWITCH.suspended():
+        expected = run()
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Scaled(), Scaled("mean"), Scaled("max"), Scaled(["sum", "std"]), Updating()],
+    ids=["sum", "mean", "max", "several", "update"],
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_equal_calls_are_planned_once(
+    layer: Scaled, requires_grad: bool, planned: list[object]
+) -> None:
+    layer = layer.double()
+    for number in range(3):
+        x = x64().requires_grad_(requires_grad)
+        before = fastgraph.status().row(type(layer).__name__).programs
+        compared(layer, x, EDGES)
+        assert fastgraph.status().row(type(layer).__name__).programs == before + 1
+        assert len(planned) == 1, number
+
+
+def test_pairs_and_missing_features(planned: list[object]) -> None:
+    layer = pyg.ResGatedGraphConv((CHANNELS, 3), 2).double()
+    edges = random_edges(NODES, 5, 30)
+    for _ in range(3):
+        compared(layer, (x64(NODES, CHANNELS), x64(5, 3)), edges)
+    assert len(planned) == 1
+    compared(layer, (x64(NODES, CHANNELS), x64(6, 3)), edges)
+    assert len(planned) == 2
+
+
+def _edges_edited(edges: Tensor) -> None:
+    edges[0, 0] = (edges[0, 0] + 1) % NODES
+
+
+def _edges_edited_unseen(edges: Tensor) -> None:
+    edges.numpy()[0, 0] = (edges[0, 0] + 1) % NODES
+
+
+@pytest.mark.parametrize("edit", [_edges_edited, _edges_edited_unseen])
+def test_edges_that_were_edited(edit: Callable[[Tensor], None], planned: list[object]) -> None:
+    layer, x, edges = Scaled().double(), x64(), EDGES.clone()
+    first = compared(layer, x, edges)
+    edit(edges)
+    assert not torch.equal(compared(layer, x, edges), first)
+    edges[1, 0] = NODES
+    with pytest.raises((IndexError, RuntimeError, ValueError)):
+        layer(x, edges)
+    assert len(planned) == 2  # the last one, which upstream runs
+
+
+def _hooked(layer: Scaled) -> None:
+    layer.register_message_forward_hook(lambda module, given, out: 2 * out)
+
+
+def _instance_message(layer: Any) -> None:
+    layer.message = lambda x_i, x_j: x_i * x_j
+
+
+def _class_message(layer: Any) -> None:
+    type(layer).message = lambda self, x_i, x_j: x_i * x_j
+
+
+def _attribute(layer: Scaled) -> None:
+    layer.scale = 0.75
+
+
+def _other_flow(layer: Scaled) -> None:
+    layer.flow = "target_to_source"
+
+
+def _other_aggregation(layer: Any) -> None:
+    layer.aggr_module = pyg.MeanAggregation()
+
+
+def _watched_aggregation(layer: Any) -> None:
+    layer.aggr_module.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def _frozen(layer: Scaled) -> None:
+    layer.weight.requires_grad_(False)
+
+
+def _wider(layer: Scaled) -> None:
+    layer.lin = nn.Linear(2 * CHANNELS, 1).double()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _hooked,
+        _instance_message,
+        _class_message,
+        _attribute,
+        _other_flow,
+        _other_aggregation,
+        _watched_aggregation,
+        _frozen,
+        _wider,
+    ],
+)
+def test_a_layer_that_was_changed(change: Callable[[Any], None], planned: list[object]) -> None:
+    cls: type[Scaled] = type("Own", (Scaled,), {})
+    layer, x = cls().double(), x64().requires_grad_()
+    for _ in range(2):
+        compared(layer, x, EDGES)
+    change(layer)
+    compared(layer, x, EDGES)
+    assert len(planned) == (1 if change is _frozen else 2)
+
+
+def test_a_hook_of_all_modules(planned: list[object]) -> None:
+    layer, x = Scaled().double(), x64()
+    compared(layer, x, EDGES)
+    seen: list[object] = []
+    handle = register_module_forward_hook(lambda module, given, out: seen.append(module))
+    try:
+        layer(x, EDGES)
+    finally:
+        handle.remove()
+    assert layer.lin in seen and len(planned) == 2
+
+
+@pytest.mark.parametrize("arguments", ["nodes", "edges", "channels", "dtype", "index"])
+def test_arguments_of_another_kind(arguments: str, planned: list[object]) -> None:
+    layer = pyg.GINEConv(nn.Identity())
+    x, edges, of_edges = torch.randn(NODES, 4), EDGES, torch.randn(EDGES.shape[1], 4)
+    compared(layer, x, edges, of_edges)
+    if arguments == "nodes":
+        x = torch.randn(NODES + 1, 4)
+    elif arguments == "edges":
+        edges, of_edges = edges[:, 1:], of_edges[1:]
+    elif arguments == "channels":
+        x, of_edges = x[:, 1:], of_edges[:, 1:]
+    elif arguments == "dtype":
+        x = x.double()
+    else:
+        edges = edges.int()
+    for _ in range(2):
+        compared(layer, x, edges, of_edges)
+    assert len(planned) == 2
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: fastgraph.enabled(min_edges=EDGES.shape[1] + 1),
+        lambda: fastgraph.enabled(min_edges=0, backend="reference"),
+        torch.no_grad,
+        torch.inference_mode,
+        nullcontext,
+    ],
+    ids=["autocast", "min_edges", "backend", "no_grad", "inference", "none"],
+)
+def test_surroundings(
+    context: Callable[[], AbstractContextManager[object]], planned: list[object]
+) -> None:
+    layer, x = Scaled(), torch.randn(NODES, CHANNELS)
+    first = layer(x, EDGES)
+    with context():
+        found = layer(x, EDGES)
+        with SWITCH.suspended():
+            expected = layer(x, EDGES)
+    assert len(planned) == (1 if context is nullcontext else 2)
+    assert found.dtype is expected.dtype
+    assert found.requires_grad is expected.requires_grad
+    # Under autocast upstream rounds what a program does not.
+    is_rounded = not torch.allclose(expected, first, atol=1e-5)
+    torch.testing.assert_close(found, expected, atol=0.1 if is_rounded else 1e-5, rtol=0.1)
+    torch.testing.assert_close(layer(x, EDGES), first)
+
+
+def test_nothing_is_kept_of_a_layer_that_is_gone(planned: list[object]) -> None:
+    layer = Scaled().double()
+    number = id(layer)
+    compared(layer, x64(), EDGES)
+    assert traces(layer) == 1 and number in repeated._LAST
+    del layer
+    planned.clear()
+    gc.collect()
+    assert number not in repeated._LAST
