@@ -37,7 +37,7 @@ _SUMS = "`spmm` (sum, mean), `segment_reduce` (max, min)"
 _ATTENTION = {
     "GATConv": "`gat_with_scores`; `gat` and `head_scores` for bipartite graphs",
     "GATv2Conv": "`gatv2`",
-    "TransformerConv": "`attention`",
+    "TransformerConv": "`attention`; `edge_attention` for features of edges",
 }
 _LEFT_BY_GPS = (
     "other kinds of attention than `multihead`; `MultiheadAttention` with hooks, of a subclass, "

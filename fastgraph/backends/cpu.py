@@ -14,7 +14,12 @@ from fastgraph.tune.row_order import RowOrder
 _BUILDER = NativeBuilder(native.library)
 _ROWS = RowOrder(native.library)
 _KERNELS = native_kernels(
-    native.library, _ROWS, at_once={"gat"}, leaves_out=True, by_destination={"segment_reduce"}
+    native.library,
+    _ROWS,
+    at_once={"gat"},
+    leaves_out=True,
+    by_destination={"segment_reduce"},
+    projects_edges=True,
 )
 _KERNELS |= dense_attention_kernels(native.library)
 _KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True)

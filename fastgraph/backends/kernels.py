@@ -15,7 +15,7 @@ from torch import Tensor
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel, accumulator
-from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
+from fastgraph.registry.operators import ATTENTION, EDGE_ATTENTION, GAT, GATV2, Attention
 
 
 class GroupedRows(Protocol):
@@ -40,6 +40,7 @@ def native_kernels(
     at_once: Collection[str],
     leaves_out: bool,
     by_destination: Collection[str] = (),
+    projects_edges: bool = False,
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
@@ -50,6 +51,7 @@ def native_kernels(
         leaves_out: whether functions for gradients take ``None`` for those of optional operands and
             of ``head_scores`` that nobody wants. The others are written, wanted or not.
         by_destination: ``"segment_reduce"`` where its backward pass goes along destinations.
+        projects_edges: whether the library has ``edge_attention``.
     """
     device = _Device(library, rows, leaves_out)
     plain = _Plain(device)
@@ -63,7 +65,7 @@ def native_kernels(
         "head_scores": plain.head_scores,
         "head_scores_backward": plain.head_scores_backward,
     }
-    for operator in (GATV2, GAT, ATTENTION):
+    for operator in (GATV2, GAT, ATTENTION, *([EDGE_ATTENTION] if projects_edges else [])):
         attention = _Attention(device, operator)
         kernels[operator.name] = attention.forward
         is_at_once = operator.name in at_once

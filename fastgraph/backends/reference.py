@@ -6,8 +6,8 @@ they also serve as the second derivative of the fused kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,25 @@ from torch.nn.functional import leaky_relu
 from fastgraph.backends.building import BY_TORCH, TorchBuilder
 from fastgraph.backends.dense_reference import dense_attention as dense_attention
 from fastgraph.backends.dense_reference import dense_attention_backward as dense_attention_backward
-from fastgraph.backends.dropout import dropout_factors
+from fastgraph.backends.edge_attention_reference import edge_attention as edge_attention
+from fastgraph.backends.edge_attention_reference import (
+    edge_attention_backward as edge_attention_backward,
+)
+from fastgraph.backends.softmax_reference import (
+    Attention,
+    Gradients,
+    Results,
+    attend,
+    endpoints,
+    made,
+    results,
+    widened,
+)
 from fastgraph.edge_programs.evaluation import Edges, evaluate
 from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import FALLBACK_PRIORITY, Kernel, accumulator
 from fastgraph.registry.operators import SIGNATURES
-
-Results = tuple[Tensor, Tensor, Tensor]
-Gradients = tuple[Tensor | None, ...]
 
 
 class ReferenceBackend:
@@ -42,12 +52,6 @@ class ReferenceBackend:
 
     def builder(self, device_type: str) -> TorchBuilder:
         return BY_TORCH
-
-
-def endpoints(graph: Graph, transpose: bool) -> tuple[Tensor, Tensor, int]:
-    """For each edge the gathered and the aggregating node, and the number of the latter."""
-    src, dst = graph.edge_list()
-    return (dst, src, graph.num_src) if transpose else (src, dst, graph.num_dst)
 
 
 def messages(x: Tensor, weight: Tensor | None, gathered: Tensor) -> Tensor:
@@ -100,7 +104,7 @@ def edge_softmax(graph: Graph, score: Tensor, transpose: bool) -> Tensor:
 
 def edge_softmax_backward(graph: Graph, out: Tensor, grad: Tensor, transpose: bool) -> Tensor:
     _, aggregating, num_out = endpoints(graph, transpose)
-    weight, wide = _widened(out, grad)
+    weight, wide = widened(out, grad)
     product = weight * wide
     total = Attention.sum_at(aggregating, product, num_out)
     grad_score: Tensor = product - weight * total[aggregating]
@@ -213,7 +217,7 @@ def head_scores_backward(
     wanted: Sequence[bool] | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     wants_x, wants_att = (True, True) if wanted is None else wanted
-    wide_x, wide_att, wide_grad = _widened(x, att, grad)
+    wide_x, wide_att, wide_grad = widened(x, att, grad)
     wide_grad = wide_grad.unsqueeze(-1)
     grad_x = grad_att = None
     if wants_x:
@@ -222,102 +226,6 @@ def head_scores_backward(
     if wants_att:
         grad_att = (wide_grad * wide_x).sum(1).to(x.dtype)
     return grad_x, grad_att
-
-
-class Attention(NamedTuple):
-    """A softmax over the edges of each aggregating node, one for each head.
-
-    Attributes:
-        weight: the softmax of the scores, ``[E, heads]``, differentiable.
-        keep: the factors of attention dropout, ``[E, heads]``.
-        gathered, aggregating: the nodes that each edge joins.
-        stats: see :mod:`fastgraph.plugins.backend`.
-    """
-
-    weight: Tensor
-    keep: Tensor
-    gathered: Tensor
-    aggregating: Tensor
-    stats: Tensor
-
-    @property
-    def alpha(self) -> Tensor:
-        """The weights with dropout, ``[E, heads]``."""
-        return self.keep * self.weight
-
-    def combine(self, value: Tensor) -> Tensor:
-        """The weighted sum of the edges' values ``[E, heads, channels]`` at each node."""
-        return self.sum_at(self.aggregating, self.alpha.unsqueeze(-1) * value, self.stats.shape[0])
-
-    def with_shares(self, stats: Tensor) -> Attention:
-        """The softmax without the weights of nodes whose inverse sum is said to be 0."""
-        has_none = (stats[..., 1] == 0)[self.aggregating]
-        return self._replace(weight=self.weight.masked_fill(has_none, 0))
-
-    def gradients(
-        self, grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of the scores and of the edges' values, given those of all results."""
-        message = grad[self.aggregating]
-        product = (message * value).sum(-1)
-        if grad_alpha is not None:
-            product = product + grad_alpha
-        product = self.keep * product
-        delta = self.sum_at(self.aggregating, self.weight * product, self.stats.shape[0])
-        if grad_logsum is not None:
-            delta = delta - grad_logsum
-        grad_score = self.weight * (product - delta[self.aggregating])
-        return grad_score, self.alpha.unsqueeze(-1) * message
-
-    @staticmethod
-    def sum_at(node: Tensor, edges: Tensor, num_nodes: int) -> Tensor:
-        """Add up what edges carry at one of their ends."""
-        return edges.new_zeros(num_nodes, *edges.shape[1:]).index_add(0, node, edges)
-
-
-def attend(
-    score: Tensor,
-    nodes: tuple[Tensor, Tensor, int],
-    dropout: float,
-    seed: int,
-) -> Attention:
-    """The softmax of ``score`` ``[E, heads]``; ``nodes`` are :func:`endpoints`."""
-    gathered, aggregating, num_out = nodes
-    heads = score.shape[1]
-    index = aggregating.unsqueeze(-1).expand_as(score)
-    # The result does not depend on what is subtracted, so its gradient need not be followed.
-    largest = score.new_zeros(num_out, heads).scatter_reduce(
-        0, index, score.detach(), "amax", include_self=False
-    )
-    exponential = (score - largest[aggregating]).exp()
-    total = exponential.new_zeros(num_out, heads).index_add(0, aggregating, exponential)
-    inverse = torch.where(total == 0, 0, total.reciprocal())
-    # As kernels have it: they take the exponentials relative to 0, which are 0.
-    inverse = torch.where(largest == -torch.inf, torch.inf, inverse)
-    keep = dropout_factors(score, dropout, seed)
-    stats = torch.stack([largest, inverse], dim=-1)
-    return Attention(exponential / total[aggregating], keep, gathered, aggregating, stats)
-
-
-def _widened(*tensors: Tensor | None) -> list[Any]:
-    return [None if t is None else t.to(accumulator(t.dtype)) for t in tensors]
-
-
-def _results(
-    softmax: Attention, value: Tensor, addend: Tensor | None, dtype: torch.dtype, weights: bool
-) -> Results:
-    alpha = softmax.alpha if weights else softmax.weight.new_empty(0, softmax.weight.shape[1])
-    out = softmax.combine(value)
-    out = out if addend is None else out + addend
-    return out.to(dtype), softmax.stats, alpha.to(dtype)
-
-
-def _made(
-    like: Tensor, wanted: Sequence[bool] | None, *gradients: Callable[[], Tensor | None]
-) -> Gradients:
-    """The gradients that are wanted, in the dtype of the operands."""
-    found = [None if wanted and not wanted[i] else make() for i, make in enumerate(gradients)]
-    return tuple(None if t is None else t.to(like.dtype) for t in found)
 
 
 def _additive(
@@ -353,9 +261,9 @@ def gatv2(
     *,
     addend: Tensor | None = None,
 ) -> Results:
-    wide = _widened(x_src, x_dst, att, edge, weight_edge)
+    wide = widened(x_src, x_dst, att, edge, weight_edge)
     softmax, _ = _additive(graph, wide, transpose, slope, dropout, seed)
-    return _results(softmax, wide[0][softmax.gathered], addend, x_src.dtype, weights)
+    return results(softmax, wide[0][softmax.gathered], addend, x_src.dtype, weights)
 
 
 def gatv2_backward(
@@ -377,8 +285,8 @@ def gatv2_backward(
     wanted: Sequence[bool] | None = None,
 ) -> Gradients:
     like = x_src
-    grad, grad_alpha = _widened(grad, grad_alpha)
-    wide = x_src, x_dst, att, edge, weight_edge = _widened(x_src, x_dst, att, edge, weight_edge)
+    grad, grad_alpha = widened(grad, grad_alpha)
+    wide = x_src, x_dst, att, edge, weight_edge = widened(x_src, x_dst, att, edge, weight_edge)
     softmax, z = _additive(graph, wide, transpose, slope, dropout, seed)
     softmax = softmax.with_shares(stats)
     grad_score, grad_value = softmax.gradients(
@@ -386,7 +294,7 @@ def gatv2_backward(
     )
     grad_z = grad_score.unsqueeze(-1) * att * torch.where(z > 0, torch.ones_like(z), slope)
     by_head = grad_z.transpose(0, 1)
-    return _made(
+    return made(
         like,
         wanted,
         lambda: softmax.sum_at(softmax.gathered, grad_value + grad_z, x_src.shape[0]),
@@ -429,9 +337,9 @@ def gat(
     *,
     addend: Tensor | None = None,
 ) -> Results:
-    value, *scores = _widened(x, score_src, score_dst, score_edge)
+    value, *scores = widened(x, score_src, score_dst, score_edge)
     softmax, _ = _from_scores(graph, scores, transpose, slope, dropout, seed)
-    return _results(softmax, value[softmax.gathered], addend, x.dtype, weights)
+    return results(softmax, value[softmax.gathered], addend, x.dtype, weights)
 
 
 def gat_backward(
@@ -451,7 +359,7 @@ def gat_backward(
     *,
     wanted: Sequence[bool] | None = None,
 ) -> Gradients:
-    grad, grad_alpha, value, *scores = _widened(
+    grad, grad_alpha, value, *scores = widened(
         grad, grad_alpha, x, score_src, score_dst, score_edge
     )
     softmax, z = _from_scores(graph, scores, transpose, slope, dropout, seed)
@@ -460,7 +368,7 @@ def gat_backward(
         grad, grad_alpha, grad_logsum, value[softmax.gathered]
     )
     grad_z = grad_score * torch.where(z > 0, torch.ones_like(z), slope)
-    return _made(
+    return made(
         x,
         wanted,
         lambda: softmax.sum_at(softmax.gathered, grad_value, x.shape[0]),
@@ -508,12 +416,12 @@ def attention(
     *,
     addend: Tensor | None = None,
 ) -> Results:
-    wide_query, wide_key, wide_value, wide_edge = _widened(query, key, value, edge)
+    wide_query, wide_key, wide_value, wide_edge = widened(query, key, value, edge)
     softmax, _ = _from_products(
         graph, wide_query, wide_key, wide_edge, transpose, scale, dropout, seed
     )
     values = _with_edges(wide_value[softmax.gathered], wide_edge)
-    return _results(softmax, values, addend, query.dtype, weights)
+    return results(softmax, values, addend, query.dtype, weights)
 
 
 def attention_backward(
@@ -534,8 +442,8 @@ def attention_backward(
     wanted: Sequence[bool] | None = None,
 ) -> Gradients:
     like = query
-    grad, grad_alpha = _widened(grad, grad_alpha)
-    query, key, value, edge = _widened(query, key, value, edge)
+    grad, grad_alpha = widened(grad, grad_alpha)
+    query, key, value, edge = widened(query, key, value, edge)
     softmax, keys = _from_products(graph, query, key, edge, transpose, scale, dropout, seed)
     softmax = softmax.with_shares(stats)
     values = _with_edges(value[softmax.gathered], edge)
@@ -553,7 +461,7 @@ def attention_backward(
             return None
         return (grad_keys + grad_values).narrow(-1, channels, edge.shape[1]).sum(1)
 
-    return _made(
+    return made(
         like,
         wanted,
         lambda: softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0]),

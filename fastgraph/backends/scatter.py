@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.backends.softmax_reference import endpoints
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import Kernel, accumulator
 
@@ -45,7 +46,7 @@ def _why_unavailable() -> str | None:
 def _spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
     from torch_scatter import scatter
 
-    gathered, aggregating, num_out = reference.endpoints(graph, transpose)
+    gathered, aggregating, num_out = endpoints(graph, transpose)
     dtype = accumulator(x.dtype)
     message = reference.messages(
         x.to(dtype), None if weight is None else weight.to(dtype), gathered
@@ -62,7 +63,7 @@ def _segment_reduce(
 ) -> tuple[Tensor, Tensor]:
     from torch_scatter import scatter
 
-    gathered, aggregating, num_out = reference.endpoints(graph, transpose)
+    gathered, aggregating, num_out = endpoints(graph, transpose)
     message = reference.messages(x, weight, gathered)
     out: Tensor = scatter(message, aggregating, dim=0, dim_size=num_out, reduce=reduce)
     index = aggregating.unsqueeze(-1).expand_as(message)

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from fastgraph.graphs.graph import MAX_INDEX, Graph, beside, normal_mode
+from fastgraph.graphs.graph import MAX_INDEX, Graph, normal_mode
 from fastgraph.graphs.memo import MEMO, remembered, tensor_key
 from fastgraph.machine.capture import refuse_to_capture
 from fastgraph.plugins.refusal import Refusal
@@ -336,19 +336,6 @@ def named(graph: Graph, *, numbered: bool) -> tuple[Edges, object]:
         kept = Grouped.of(rows.col, rows.ptr, rows.edge_id, graph.num_src, graph.num_dst)
         return kept.edges, kept
     return Edges(rows.col, rows.ptr), named_by_itself(graph.renumbered())
-
-
-def edges_from_themselves(graph: Graph) -> Edges:
-    """Edges to the same destinations, each from a source of its own: that of its own number.
-
-    So features that exist for each edge take the place of those of sources. They are remembered
-    beside the graph.
-
-    Args:
-        graph: with edges in any order.
-    """
-    found = beside(graph, "edges_from_themselves", lambda: Grouped(graph.from_each_edge()))
-    return found.edges
 
 
 def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:

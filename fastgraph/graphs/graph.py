@@ -219,19 +219,18 @@ class Graph:
         graph.names, graph._beside = (), {}
         return graph
 
-    def from_each_edge(self, destinations: Tensor | None = None) -> Graph:
+    def from_each_edge(self, destinations: Tensor) -> Graph:
         """Edges to the same destinations, each from a source of its own: that of its number.
 
         Args:
-            destinations: int32 ``[E]``, those of the edges by number, where they are known.
+            destinations: int32 ``[E]``, those of the edges by number.
         """
         rows, size = self.by_destination, self.num_edges
-        numbers, by_source = rows.edge_id, None
+        numbers = rows.edge_id
         with normal_mode():
             if numbers is None:
                 numbers = torch.arange(size, dtype=rows.col.dtype, device=rows.col.device)
-            if destinations is not None:
-                by_source = Csr(torch.arange(size + 1, device=rows.col.device), destinations, None)
+            by_source = Csr(torch.arange(size + 1, device=rows.col.device), destinations, None)
         graph = copy.copy(self)
         graph.by_destination, graph.num_src = rows._replace(col=numbers), size
         graph._by_source, graph._ends_by_source = by_source, None

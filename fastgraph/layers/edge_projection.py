@@ -5,8 +5,8 @@ Attention whose keys and values have :math:`W e` added to them scores
 :math:`e`, projected. So nothing is projected for each edge, but two small products are made for
 each node, here straight into the memory where their result is wanted.
 
-This makes the rows of queries and outputs wider, which costs more than it saves where nodes have
-few edges with many features: there each edge had better be projected.
+That is for devices and tensors for which no backend has
+:func:`fastgraph.ops.edge_attention`, which does the same within the operator.
 """
 
 from __future__ import annotations
@@ -18,32 +18,15 @@ from torch import Tensor
 
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import DEFINING, needs_torch_operations, wanted_gradients
-
-_LEAST_TO_FOLD = 128
-"""Channels of a head times edges for a node: with more, folding takes less time."""
-
-_MOST_BYTES = 32 << 20
-"""Of projections of all edges, which exist three times over: as they are, in keys and in values."""
+from fastgraph.plugins.backend import device_type
+from fastgraph.registry.registry import REGISTRY
 
 
-def is_projected_by_edge(
-    num_edges: int, num_dst: int, heads: int, channels: int, itemsize: int
-) -> bool:
-    """True where a CPU projects features of each edge in less time than it takes to fold them.
-
-    Nothing else than these numbers is looked at. As measured, folding pays with wide heads and many
-    edges for a node, and with 4 to 64 features of an edge their number hardly matters.
-
-    Args:
-        num_edges: of the graph.
-        num_dst: how many nodes the edges lead to.
-        heads: of the layer.
-        channels: of a head.
-        itemsize: bytes of a number.
-    """
-    if num_edges * heads * channels * itemsize > _MOST_BYTES:
+def is_folded_by_operator(query: Tensor) -> bool:
+    """True where ``edge_attention`` has a kernel: then nothing is folded around ``attention``."""
+    if type(query) in DEFINING:
         return False
-    return num_edges * channels <= _LEAST_TO_FOLD * num_dst
+    return REGISTRY.refusal("edge_attention", device_type(query), query.dtype) is None
 
 
 def with_edge_channels(query: Tensor, weight: Tensor) -> Tensor:

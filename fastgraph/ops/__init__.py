@@ -2,6 +2,7 @@
 
 from fastgraph.ops.attention import attention
 from fastgraph.ops.dense_attention import dense_attention
+from fastgraph.ops.edge_attention import edge_attention
 from fastgraph.ops.edge_program import edge_program
 from fastgraph.ops.edge_softmax import edge_softmax
 from fastgraph.ops.gat import gat
@@ -17,6 +18,7 @@ from fastgraph.ops.spmm import spmm
 __all__ = [
     "attention",
     "dense_attention",
+    "edge_attention",
     "edge_program",
     "edge_softmax",
     "gat",

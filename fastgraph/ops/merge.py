@@ -25,8 +25,8 @@ def merge(
     parts get no gradient.
 
     Args:
-        out: an output of :func:`gat`, :func:`gatv2` or :func:`attention` without ``addend``,
-            ``[nodes, heads, channels]``.
+        out: an output of :func:`gat`, :func:`gatv2`, :func:`attention` or :func:`edge_attention`
+            without ``addend``, ``[nodes, heads, channels]``.
         stats: what came with it, ``[nodes, heads, 2]``, of float64 for float64 and else of float32.
         other_out: the output for the other edges, like ``out``.
         other_stats: what came with that.

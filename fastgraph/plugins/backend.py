@@ -55,6 +55,11 @@ is to be added to ``out``.
     -> ``(out, stats, alpha)``. The channels of ``edge`` ``[E, edge_dim]`` follow those of the key
     and of the value of each head, so that ``query`` and ``out`` have ``channels + edge_dim`` of
     them. The score is ``scale * <query, (key, edge)>``.
+``edge_attention(graph, query, key, value, edge, weight_edge, transpose, scale, dropout, seed,
+weights)``
+    -> ``(out, stats, alpha)``. The same with ``edge @ weight_edge[head]`` added to the key and to
+    the value, so that queries and outputs have ``channels``; operands as of ``gatv2``. Layers do
+    without it where a backend has none.
 ``dense_attention(query, key, value, ptr, key_ptr, scale, dropout, seed) -> (out, stats)``
     Of graphs in a row, of which each query attends to all keys of its own: ``ptr`` and ``key_ptr``
     are int64, contiguous, and to be checked by the kernel: ``[graphs + 1]`` offsets of queries, and
@@ -63,7 +68,7 @@ is to be added to ``out``.
 ``dense_attention_backward(grad, grad_logsum, query, key, value, ptr, key_ptr, out, stats, scale,
 dropout, seed)``
     -> the gradients of query, key and value.
-``gatv2_backward``, ``gat_backward``, ``attention_backward``
+``gatv2_backward``, ``gat_backward``, ``attention_backward``, ``edge_attention_backward``
     Take ``(graph, grad, grad_alpha, grad_logsum, <the tensors>, stats, <the options without
     weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``
     (accumulating dtype, ``[nodes, heads]``) is the gradient of the logarithm of the sum of

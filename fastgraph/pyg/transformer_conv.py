@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import TransformerConv
 
 from fastgraph import ops
-from fastgraph.graphs.edges import Edges, KnownGraph, edges_from_themselves
+from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import (
     Inputs,
     Terms,
@@ -20,15 +20,13 @@ from fastgraph.layers.attention import (
     terms_of,
 )
 from fastgraph.layers.edge_projection import (
-    is_projected_by_edge,
+    is_folded_by_operator,
     project_edge_channels,
     with_edge_channels,
 )
-from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
-    Located,
     accepted,
     dropout_rate,
     edge_projection,
@@ -98,10 +96,7 @@ def plan(
     found = located(call, None, numbered=need_weights or edge_attr is not None)
     if isinstance(found, Refusal):
         return found
-    by_edge = None
-    if isinstance(found.graph, KnownGraph) and _is_projected_by_edge(module, found, edge_attr):
-        by_edge = edges_from_themselves(found.graph.graph)
-    arguments = (module, call.inputs, found.edges, edge_attr, need_weights, by_edge)
+    arguments = (module, call.inputs, found.edges, edge_attr, need_weights)
     if not need_weights:
         return lambda: found.while_computing(_forward, *arguments)[0]
 
@@ -133,36 +128,17 @@ def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -
     return None
 
 
-def _is_projected_by_edge(
-    module: TransformerConv, found: Located, edge_attr: Tensor | None
-) -> bool:
-    if edge_attr is None or module.lin_edge is None or not edge_attr.is_cpu:
-        return False
-    assert isinstance(found.graph, KnownGraph)
-    graph, itemsize = found.graph.graph, module.lin_edge.weight.itemsize
-    sizes = graph.num_edges, graph.num_dst, module.heads, module.out_channels
-    return is_projected_by_edge(*sizes, itemsize)
-
-
 def _forward(
     module: TransformerConv,
     inputs: Inputs,
     edges: Edges,
     edge_attr: Tensor | None,
     need_weights: bool,
-    by_edge: Edges | None,
 ) -> tuple[Tensor, Tensor | None]:
     shape = (-1, module.heads, module.out_channels)
     query = project(module.lin_query, inputs.dst).view(shape)
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
-    if by_edge is not None:
-        assert edge_attr is not None
-        of_edges = project(module.lin_edge, edge_attr).view(shape)
-        sources = edges.index[0]
-        key = add_to(key.index_select(0, sources), of_edges)
-        value = add_to(value.index_select(0, sources), of_edges)
-        edges, edge_attr = by_edge, None
     root = project(module.lin_skip, inputs.dst) if module.root_weight else None
     out, alpha, terms = _attend(module, query, key, value, root, edges, edge_attr, need_weights)
     if root is None or module.lin_beta is None:
@@ -181,36 +157,41 @@ def _attend(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None, Terms]:
     edge = None if edge_attr is None else edge_attr.flatten(1)
+    weight: Tensor | None = None
     if edge is not None:
         if module.lin_edge is None:  # only values get them, to which a query has nothing to say
             query = F.pad(query, (0, edge.shape[1]))
         else:
-            query = with_edge_channels(query, edge_projection(module).to(query.dtype))
+            weight = edge_projection(module).to(query.dtype)
             edge = edge.to(query.dtype)  # as autocast does before a projection
+    is_folded = weight is not None and is_folded_by_operator(query)
+    if weight is not None and not is_folded:
+        query = with_edge_channels(query, weight)
     tensors = same_dtype(query, key, value, edge)
     if query.is_cuda and torch.is_autocast_enabled("cuda") and tensors[0].dtype != torch.float64:
         # There, and not on the CPU, autocast adds up scores in float32, and so what follows.
         tensors = [None if tensor is None else tensor.float() for tensor in tensors]
     query, key, value, edge = tensors
-    if edge is None and module.lin_beta is None:
+    if (edge is None or is_folded) and module.lin_beta is None:
         terms = terms_of(module.concat, value, root)
     else:  # the operator's output is not what the root is added to
         terms = Terms(None, [] if root is None else [root])
-    out, alpha, _ = ops.attention(
-        query,
-        key,
-        value,
-        edges.index,
-        edge=edge,
-        addend=terms.addend,
-        ptr=edges.ptr,
-        dropout=dropout_rate(module),
-        need_weights=need_weights,
-    )
+    rest: dict[str, Any] = {
+        "edge": edge,
+        "addend": terms.addend,
+        "ptr": edges.ptr,
+        "dropout": dropout_rate(module),
+        "need_weights": need_weights,
+    }
+    if weight is not None and is_folded:
+        rest["weight_edge"] = weight.to(query.dtype).transpose(1, 2)
+        out, alpha, _ = ops.edge_attention(query, key, value, edges.index, **rest)
+        return out, alpha, terms
+    out, alpha, _ = ops.attention(query, key, value, edges.index, **rest)
     if edge is None:
         return out, alpha, terms
-    if module.lin_edge is not None:
-        return project_edge_channels(out, edge_projection(module).to(out.dtype)), alpha, terms
+    if weight is not None:
+        return project_edge_channels(out, weight.to(out.dtype)), alpha, terms
     out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     return out + of_edges, alpha, terms
 

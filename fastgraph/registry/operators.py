@@ -53,6 +53,7 @@ class Attention:
         has_signs: whether the gradients of sources depend on the sign that each channel has at each
             edge. Where edges have features, the pass over destinations leaves it for that over
             sources.
+        adds_edges: whether features of edges are added up, beside those of sources.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Attention:
     out: tuple[Size, ...] = ("destinations", "heads", "channels")
     made: tuple[tuple[Size, ...], ...] = ()
     has_signs: bool = False
+    adds_edges: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -129,11 +131,6 @@ class Attention:
             for operand in self.operands
         )
 
-    @property
-    def adds_edges(self) -> bool:
-        """True if features of edges are added up, beside those of sources."""
-        return "channels + edge_dim" in self.out
-
     @cached_property
     def has_parameters(self) -> bool:
         """True if an operand belongs neither to nodes nor to edges: a sum over all of them."""
@@ -184,8 +181,21 @@ ATTENTION = Attention(
     option="scale",
     schema="float scale",
     out=("destinations", "heads", "channels + edge_dim"),
+    adds_edges=True,
 )
-ATTENTIONS = (GAT, GATV2, ATTENTION)
+EDGE_ATTENTION = Attention(
+    "edge_attention",
+    (
+        OperandShape("query", ("destinations", "heads", "channels")),
+        *ATTENTION.operands[1:],
+        GATV2.operands[4],
+    ),
+    option=ATTENTION.option,
+    schema=ATTENTION.schema,
+    adds_edges=True,
+)
+"""Which not every backend has: layers may do the same around :data:`ATTENTION`."""
+ATTENTIONS = (GAT, GATV2, ATTENTION, EDGE_ATTENTION)
 
 
 def _signature(positional: str, *keywords: str) -> Signature:

@@ -257,7 +257,7 @@ def _attention(
             else values.normal(*_shape(operand.shape, sizes))
             for operand in operator.operands
         ]
-        scale = channels**-0.5 if operator is ATTENTION else 0.2
+        scale = channels**-0.5 if operator.option == "scale" else 0.2
         options = (transpose, scale, dropout, 7)
         out = _shape(operator.out, sizes)
         where = f"{graph.name}, {heads} x {channels}{_turned(transpose)}"

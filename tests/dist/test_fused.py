@@ -291,6 +291,12 @@ OPERATORS: dict[str, Callable[[Any], Tensor]] = {
     )[0],
     "sddmm": lambda d: ops.sddmm(d.x.view(-1, 2, 4), d.x.view(-1, 2, 4) + 1, d.edge_index),
     "head_scores": lambda d: ops.head_scores(d.x.view(-1, 2, 4), torch.ones(3, 2, 4)),
+    "edge_attention": lambda d: ops.edge_attention(
+        *(d.x.view(-1, 2, 4) + i for i in range(3)),
+        d.edge_index,
+        edge=d.edge_attr,
+        weight_edge=torch.arange(24.0).view(2, 3, 4).sin(),
+    )[0],
     "dense_attention": lambda d: ops.dense_attention(
         *(d.x.view(-1, 2, 4) + i for i in range(3)), torch.tensor([0, 9, 9, NUM_NODES])
     )[0],

@@ -53,17 +53,22 @@ class Attention:
                 "score_edge": draw.maybe(features(graph.num_edges, heads)),
             }
         else:
+            is_projected = operator == "edge_attention"
+            of_edges = 0 if is_projected else edge_dim or 0
             self.inputs = {
-                "query": features(graph.num_rows, heads, width + (edge_dim or 0)),
+                "query": features(graph.num_rows, heads, width + of_edges),
                 "key": features(graph.num_cols, heads, width),
                 "value": features(graph.num_cols, heads, width),
                 "edge": edge,
             }
+            if is_projected:
+                weight = None if edge is None else features(heads, edge_dim, width)
+                self.inputs["weight_edge"] = weight
         given = [tensor for tensor in self.inputs.values() if tensor is not None]
         self.special = draw.with_specials(draw.one_of(*given))
         self.options = {
             # A power of 2, so that scores have no roundings.
-            "scale" if operator == "attention" else "slope": 0.25,
+            "scale" if "query" in self.inputs else "slope": 0.25,
             "dropout": draw.one_of(0.0, 0.0, 0.3, 1.0),
             "seed": draw.number(-(2**63), 2**63 - 1),
         }
@@ -175,6 +180,20 @@ def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
     return Attention(lib, draw, "attention").backward_src(lib, "attention", "key", "value")
 
 
+def edge_attention(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "edge_attention").forward()
+
+
+def edge_attention_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    names = ("query", "edge", "weight_edge")
+    return Attention(lib, draw, "edge_attention").backward_dst(*names)
+
+
+def edge_attention_backward_src(lib: Library, draw: Draw) -> Prepared:
+    made = Attention(lib, draw, "edge_attention")
+    return made.backward_src(lib, "edge_attention", "key", "value")
+
+
 def head_scores(lib: Library, draw: Draw) -> Prepared:
     dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
     nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
@@ -218,6 +237,9 @@ ATTENTION_CALLS = (
     attention,
     attention_backward_dst,
     attention_backward_src,
+    edge_attention,
+    edge_attention_backward_dst,
+    edge_attention_backward_src,
     head_scores,
     head_scores_backward,
 )

@@ -27,6 +27,7 @@ def attention_calls(
     additive = {"x_src": src, "x_dst": dst, "att": att, "edge": edge, "weight_edge": weight}
     scores = {"x": src, "score_src": score_src, "score_dst": score_dst, "score_edge": alpha}
     products = {"query": query, "key": src, "value": src.clone(), "edge": edge}
+    projected = {**products, "query": dst, "weight_edge": weight}
 
     def results(out: Tensor) -> dict[str, Tensor]:
         addend = {"addend": out[:1].clone()}
@@ -88,6 +89,21 @@ def attention_calls(
             **products,
             **options,
             **given(query),
+            **gradients(key=src, value=src),
+        },
+        "edge_attention": {**matrix, **projected, **options, **results(dst)},
+        "edge_attention_backward_dst": {
+            **matrix,
+            **projected,
+            **options,
+            **given(dst),
+            **gradients(query=dst, edge=edge, weight_edge=weight),
+        },
+        "edge_attention_backward_src": {
+            **matrix_t,
+            **projected,
+            **options,
+            **given(dst),
             **gradients(key=src, value=src),
         },
     }

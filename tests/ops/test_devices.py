@@ -72,6 +72,16 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Tensor]]] = {
             "edge": _edges(4),
         },
     ),
+    "edge_attention": (
+        ops.edge_attention,
+        {
+            "query": _nodes(),
+            "key": _nodes(),
+            "value": _nodes(),
+            "edge": _edges(4),
+            "weight_edge": torch.randn(HEADS, 4, CHANNELS),
+        },
+    ),
 }
 
 

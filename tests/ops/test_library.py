@@ -192,6 +192,9 @@ def results(x: Tensor) -> dict[str, Tensor]:
             heads, heads, heads[:1], EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
         )[0],
         "attention": ops.attention(heads, heads, heads, EDGES)[0],
+        "edge_attention": ops.edge_attention(
+            heads, heads, heads, EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
+        )[0],
         "dense_attention": ops.dense_attention(heads, heads, heads, torch.tensor([0, 2, 2, 6]))[0],
         "spmm": ops.spmm(x, EDGES),
     }

@@ -173,6 +173,14 @@ OPERATORS: dict[str, Callable[[], tuple[Callable[..., Tensor], list[Tensor]]]] =
             heads(INDEX.shape[1], EDGE_DIM),
         ],
     ),
+    "edge_attention": lambda: (
+        lambda q, k, v, e, w: ops.edge_attention(q, k, v, INDEX, edge=e, weight_edge=w)[0],
+        [
+            *(of_nodes() for _ in range(3)),
+            heads(INDEX.shape[1], EDGE_DIM),
+            heads(HEADS, EDGE_DIM, WIDTH),
+        ],
+    ),
     "head_scores": lambda: (ops.head_scores, [of_nodes(), heads(2, HEADS, WIDTH)]),
 }
 

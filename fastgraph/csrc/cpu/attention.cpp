@@ -3,6 +3,7 @@
 // and of the value, so queries and outputs are wider by as much.
 #include <algorithm>
 
+#include "cpu/edge_attention.h"
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
@@ -87,7 +88,8 @@ struct Scores {
   }
 };
 
-// The gradients of query and edge.
+// The gradients of query and edge. State holds the sums for the query, and behind them those of
+// edges by their weights, where these are wanted.
 template <typename T>
 struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
@@ -96,6 +98,8 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   A scale;
   Result<T> grad_query;
   Matrix<A> grad_edge;  // added to, or null
+  Result<T> edge_sums;
+  bool wants_sums;
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const {
     prefetch_node(this->grad, row);
@@ -134,6 +138,13 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
       sum_entries<T>(batch, entries, p.data, NodeRows<T>(in.key), store_from(0));
       if (in.edge.width == 0) return;
       sum_entries<T>(batch, entries, p.data, EdgeRows<T>(in.edge), store_from(in.key.width));
+      if (wants_sums) {
+        sum_entries<T>(batch, entries, weight.data, EdgeRows<T>(in.edge),
+                       [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                         constexpr int N = decltype(lanes)::value;
+                         edge_sums.row(row, head).template store<N>(f, sum);
+                       });
+      }
       if (grad_edge.data != nullptr) {
         leave_edge_gradients(batch, row, entries, p.data, weight.data);
       }
@@ -170,6 +181,10 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
       if (in.edge.width > 0) {
         store_sum<T>(block, h, grads.score, EdgeRows<T>(in.edge), scale, target, in.key.width);
       }
+      if (wants_sums) {
+        store_sum<T>(block, h, grads.weight, EdgeRows<T>(in.edge), A{1},
+                     edge_sums.row(block.row, block.head + h));
+      }
     }
     add_edge_gradients(block, grads);
   }
@@ -204,6 +219,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
+    if (wants_sums) add_rows<A>(block, weights, EdgeRows<T>(in.edge), A{1}, state + in.query.width);
     add_edge_gradients(block, {weights, grads});
   }
 
@@ -212,6 +228,12 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     for_each_part<kLanes<T>, 1>(0, in.query.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       target.template store<N>(f, scale * load<N>(state + f));
+    });
+    if (!wants_sums) return;
+    const ResultRow<T> sums = edge_sums.row(row, head);
+    for_each_part<kLanes<T>, 1>(0, in.edge.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      sums.template store<N>(f, load<N>(state + in.query.width + f));
     });
   }
 };
@@ -333,12 +355,24 @@ void attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& i
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
+  attention_backward_dst_with_sums<T>(graph, in, scale, dropout, given, between, grad_query,
+                                      grad_edge, {});
+}
+
+template <typename T>
+void attention_backward_dst_with_sums(const OrderedCsr& graph, const AttentionInputs<T>& in,
+                                      double scale, Dropout dropout,
+                                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
+                                      Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
+                                      Heads<T> edge_sums) {
   const int64_t width = in.query.width;
-  const BackwardDst<T> pass{{{width}, given, between, dropout},
+  const BackwardDst<T> pass{{{width + edge_sums.width}, given, between, dropout},
                             in,
                             static_cast<Accumulator<T>>(scale),
                             Result<T>(grad_query),
-                            grad_edge};
+                            grad_edge,
+                            Result<T>(edge_sums),
+                            edge_sums.data != nullptr};
   run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
 }
 
@@ -358,6 +392,7 @@ void attention_backward_src(const OrderedCsr& transpose, const AttentionInputs<T
 
 FASTGRAPH_INSTANTIATE(attention)
 FASTGRAPH_INSTANTIATE(attention_backward_dst)
+FASTGRAPH_INSTANTIATE(attention_backward_dst_with_sums)
 FASTGRAPH_INSTANTIATE(attention_backward_src)
 
 }  // namespace fastgraph

@@ -18,6 +18,7 @@ from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.attention import ATTENTION
+from fastgraph.ops.edge_attention import EDGE_ATTENTION
 from fastgraph.ops.gat import GAT
 from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
 from fastgraph.ops.gatv2 import GATV2
@@ -85,6 +86,7 @@ FUSED_ATTENTIONS = {
         FusedAttention(operators.GAT_WITH_SCORES, GAT_WITH_SCORES, _GAT),
         FusedAttention(operators.GATV2, GATV2),
         FusedAttention(operators.ATTENTION, ATTENTION),
+        FusedAttention(operators.EDGE_ATTENTION, EDGE_ATTENTION),
     )
 }
 """By the names of operators."""
