@@ -22,6 +22,8 @@ _KERNELS = native_kernels(
     projects_edges=True,
 )
 _KERNELS |= dense_attention_kernels(native.library)
+_ROUNDED = {"edge_attention", "edge_attention_backward"}
+"""Kernels that keep what they fold in the dtype of the features: half types would score by it."""
 _KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True)
 
 
@@ -35,7 +37,11 @@ class CpuBackend:
         return native.why_unavailable()
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        return _KERNELS.get(operator) if device_type == "cpu" and dtype in FLOATING else None
+        if device_type != "cpu" or dtype not in FLOATING:
+            return None
+        if operator in _ROUNDED and dtype.itemsize < 4:
+            return None
+        return _KERNELS.get(operator)
 
     def builder(self, device_type: str) -> NativeBuilder | None:
         return _BUILDER if device_type == "cpu" else None

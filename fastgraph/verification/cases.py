@@ -16,7 +16,7 @@ from fastgraph.edge_programs.builder import Builder
 from fastgraph.edge_programs.program import Place
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import accumulator
-from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
+from fastgraph.registry.operators import ATTENTIONS, Attention
 
 EDGE_DIM = 3
 _SHAPES = ((1, 7), (2, 33), (4, 32))
@@ -103,7 +103,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield from _extrema(values, graph, heads * channels)
         yield from _softmaxes(values, graph, heads)
         yield from _programs(values, graph, heads, channels)
-        for operator in (GATV2, GAT, ATTENTION):
+        for operator in ATTENTIONS:
             yield from _attention(values, graph, operator, heads, channels)
     for heads, channels in _SHAPES:
         yield from _head_scores(values, heads, channels)
@@ -122,7 +122,7 @@ def typical() -> dict[str, Case]:
         _extrema(values, graph, heads * channels),
         _softmaxes(values, graph, heads),
         _programs(values, graph, heads, channels),
-        *(_attention(values, graph, o, heads, channels) for o in (GATV2, GAT, ATTENTION)),
+        *(_attention(values, graph, o, heads, channels) for o in ATTENTIONS),
         _head_scores(values, heads, channels),
         _all_pairs(values, [25] * (nodes // 25), heads, channels),
     ):

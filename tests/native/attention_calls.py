@@ -29,7 +29,9 @@ class Attention:
         in_ascending_order = built(lib, draw)
         self.graph = graph = draw.in_any_order(in_ascending_order)
         self.flipped = draw.in_any_order(transposed(lib, in_ascending_order))
-        dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
+        # Of the folded projection of edges half types are rounded, and not used.
+        dtypes = FLOATING[:2] if operator == "edge_attention" else FLOATING
+        dtype, heads, width = draw.one_of(*dtypes), draw.number(0, 4), draw.width()
         edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
 
         def features(count: int, *shape: int) -> Tensor:

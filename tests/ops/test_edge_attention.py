@@ -13,6 +13,7 @@ from torch_geometric.utils import softmax
 
 from fastgraph import ops
 from fastgraph.backends.dropout import philox
+from fastgraph.plugins.backend import FLOATING
 from fastgraph.registry.registry import REGISTRY
 from tests.conftest import selected
 from tests.graphs import Case, all_cases, hub_edges, random_edges
@@ -227,6 +228,9 @@ def test_features_that_do_not_fit_are_refused(
 
 
 def test_who_has_the_operator() -> None:
-    assert REGISTRY.refusal("edge_attention", "cpu", torch.float32) is None
+    REGISTRY.select(None)
+    for dtype in FLOATING:  # half types would score by products that are rounded to them
+        refusal = REGISTRY.refusal("edge_attention", "cpu", dtype)
+        assert (refusal is None) == (dtype.itemsize >= 4)
     refusal = REGISTRY.refusal("edge_attention", "mps", torch.float32)
     assert refusal is not None and "no backend computes edge_attention" in str(refusal)

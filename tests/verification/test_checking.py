@@ -24,8 +24,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_kernels_of_the_cpu_pass(name: str, dtype: torch.dtype) -> None:
     found = list(check(REGISTRY.backends[name], CPU, [dtype]))
-    assert [finding.failure for finding in found] == [None] * len(operators())
-    assert {finding.operator for finding in found} == set(operators())
+    expected = set(operators())
+    if name == "cpu" and dtype.itemsize < 4:
+        expected.remove("edge_attention")
+    assert [finding.failure for finding in found] == [None] * len(expected)
+    assert {finding.operator for finding in found} == expected
     assert all(finding.calls > 0 and 0 <= finding.error <= 1 for finding in found)
 
 
