@@ -184,7 +184,8 @@ def _operator_steps(data: Any, kind: str, edge_dim: int, wanted: bool) -> tuple[
     edge = torch.randn(data.num_edges, edge_dim, requires_grad=wanted) if edge_dim else None
     inputs: list[Any]
     extra: dict[str, Any] = {}
-    operator: Any = getattr(ops, {"Transformer": "attention"}.get(kind, kind.lower()))
+    attention = "edge_attention" if edge_dim else "attention"
+    operator: Any = getattr(ops, attention if kind == "Transformer" else kind.lower())
     if kind == "GATv2":
         inputs = [random(*rows, CHANNELS), random(*rows, CHANNELS), random(1, HEADS, CHANNELS)]
         if edge_dim:
@@ -195,11 +196,11 @@ def _operator_steps(data: Any, kind: str, edge_dim: int, wanted: bool) -> tuple[
             of_edges = torch.randn(data.num_edges, HEADS, requires_grad=wanted)
             extra = {"score_edge": of_edges}
     else:
-        inputs = [random(*rows, CHANNELS + edge_dim), random(*rows, CHANNELS)]
-        inputs.append(random(*rows, CHANNELS))
-        extra = {"edge": edge} if edge_dim else {}
+        inputs = [random(*rows, CHANNELS) for _ in range(3)]
+        if edge_dim:
+            extra = {"edge": edge, "weight_edge": random(HEADS, edge_dim, CHANNELS)}
     asked = [t for t in (*inputs, *extra.values()) if t.requires_grad]
-    grad = torch.randn(*rows, CHANNELS + (edge_dim if kind == "Transformer" else 0))
+    grad = torch.randn(*rows, CHANNELS)
 
     def forward() -> Any:
         return operator(*inputs, data.edge_index, **extra)[0]
