@@ -69,7 +69,9 @@ def dense_attention_backward(lib: Library, draw: Draw) -> Prepared:
     def check(_: Any) -> None:
         if call.exact is None:
             return
-        of_logsum = None if grad_logsum is None else grad_logsum.double()
+        of_logsum = 0.0 if grad_logsum is None else grad_logsum.double()
+        # The sum of gradients by weights is taken from the output, as it was rounded to its dtype.
+        of_logsum = of_logsum + (grad.double() * (call.exact[0] - given["out"].double())).sum(-1)
         tensors, options = call.inputs[:5], call.inputs[5:]
         wanted = reference.dense_attention_backward(
             grad.double(), of_logsum, *tensors, *call.exact, *options
