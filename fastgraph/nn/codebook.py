@@ -95,7 +95,7 @@ class Codebook(nn.Module):
 
         -infinity for centroids without nodes; zeros while none has any, before the first step.
         """
-        logarithms = self.counts.to(self.rows.dtype).log()
+        logarithms = self.counts.double().log().to(self.rows.dtype)  # float16 ends at 65,504
         return torch.where(self.counts.sum() > 0, logarithms, 0.0)
 
     def check(self, n_id: Tensor) -> None:
@@ -195,7 +195,8 @@ class Codebook(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The assignments of the nodes of this rank, -1 where there is none."""
-        return {"num_nodes": self.num_nodes, "first": self.first, "assigned": self._assigned}
+        assigned = self._assigned.clone()  # which steps write to; counts and centroids they replace
+        return {"num_nodes": self.num_nodes, "first": self.first, "assigned": assigned}
 
     def gathered_extra_state(self) -> dict[str, Any]:
         """Those of all nodes, as one process would have them; all ranks must call it."""

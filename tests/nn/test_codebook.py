@@ -223,3 +223,23 @@ def test_assignments_of_other_nodes() -> None:
     state["_extra_state"] = {"num_nodes": NODES, "first": 15, "assigned": torch.zeros(15)}
     with pytest.raises(ValueError, match=r"nodes 0 to 29, got 15 from node 15; full_state_dict"):
         make("paper").load_state_dict(state)
+
+
+def test_a_state_is_that_of_one_moment() -> None:
+    codebook = make("paper")
+    codebook.update(*batch(0))
+    state = codebook.state_dict()
+    for step in range(1, 9):
+        codebook.update(*batch(step))
+    codebook.load_state_dict(state)
+    known = codebook.get_extra_state()["assigned"]
+    assert torch.equal(codebook.counts, codebook.counted(known))
+
+
+def test_counts_beyond_float16() -> None:
+    codebook = make("paper").half()
+    codebook.counts = torch.zeros(CENTROIDS, dtype=torch.int64)
+    codebook.counts[:2] = torch.tensor([1, 10**8])
+    expected = torch.full((CENTROIDS,), -torch.inf, dtype=torch.float16)
+    expected[:2] = torch.tensor([1.0, 1e8]).log()
+    torch.testing.assert_close(codebook.bias(), expected)
