@@ -33,6 +33,7 @@ class LocalTokens(BaseTransform):  # type: ignore[misc]  # PyG has no types
             either way.
 
     Raises:
+        TypeError: ``dtype`` is no floating-point dtype.
         ValueError: the graph has no ``edge_index`` or no ``x`` ``[nodes, channels]``, or an option
             is out of range.
         IndexError: ``edge_index`` points outside the nodes.
@@ -49,6 +50,8 @@ class LocalTokens(BaseTransform):  # type: ignore[misc]  # PyG has no types
     ) -> None:
         if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:
             raise ValueError(f"hops must be an int of at least 0, got {hops!r}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype must be a floating-point dtype of torch, got {dtype!r}")
         self.k = k
         self.hops = hops
         self.seed = seed

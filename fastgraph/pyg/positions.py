@@ -49,8 +49,17 @@ def node_positions(
         return positions_by_powers(edge_index, num_nodes, channels, seed=seed)
     if channels < 1 or epochs < 1:
         raise ValueError(f"channels and epochs: expected at least 1, got {channels} and {epochs}")
-    if edge_index.numel() and int(edge_index.max()) >= num_nodes:
-        raise IndexError(f"edge_index: expected less than {num_nodes}, got {int(edge_index.max())}")
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes: expected at least 1, got {num_nodes}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        got = f"{edge_index.dtype} {list(edge_index.shape)}"
+        raise ValueError(f"edge_index: expected integers [2, edges], got {got}")
+    if edge_index.numel():
+        low, high = map(int, edge_index.aminmax())
+        if low < 0 or high >= num_nodes:
+            raise IndexError(
+                f"edge_index: expected nodes of 0 to {num_nodes - 1}, got {low} to {high}"
+            )
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(seed)
         model = Node2Vec(

@@ -21,6 +21,7 @@ from fastgraph.tokens.row_cache import LocalNodes, RowCache, count_reads, most_r
 
 LOCAL_NODES, HOP_FEATURES = "local_nodes", "hop_features"
 """Attributes of a graph that ``LocalTokens`` has transformed."""
+_OF_BATCHES = ("num_nodes", "n_id", "input_id", "batch_size", "tokens")
 
 
 class CacheInfo(NamedTuple):
@@ -200,6 +201,11 @@ def _without_graph(data: Data, num_nodes: int) -> Data:
 
 def _checked_attributes(attributes: Mapping[str, Any] | None, num_nodes: int) -> dict[str, Any]:
     for name, value in (attributes or {}).items():
+        if not isinstance(name, str) or name in _OF_BATCHES or "edge" in name or "adj" in name:
+            raise ValueError(
+                f"attributes must be of nodes, and none of {_OF_BATCHES}, which batches have "
+                f"anyway, got {name!r}"
+            )
         if not isinstance(value, Tensor | np.ndarray) or value.shape[:1] != (num_nodes,):
             raise ValueError(
                 f"attributes[{name!r}] must be a tensor or an array with a row for each of "
@@ -229,7 +235,12 @@ def _checked_nodes(input_nodes: Any, local: LocalNodes) -> Tensor:
     """Input nodes, as a mask if they are one."""
     if input_nodes is None:
         input_nodes = torch.arange(local.num_nodes) if local.nodes is None else local.nodes
-    nodes: Tensor = torch.as_tensor(input_nodes)
+    try:
+        nodes: Tensor = torch.as_tensor(input_nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"input_nodes must be integers or a mask, got {type(input_nodes).__name__}: {error}"
+        ) from error
     if nodes.numel() == 0 or (nodes.dtype == torch.bool and not bool(nodes.any())):
         raise ValueError("input_nodes must hold at least one node, got none")
     if nodes.dtype == torch.bool:
@@ -249,8 +260,7 @@ def _checked_nodes(input_nodes: Any, local: LocalNodes) -> Tensor:
         wrong = low if low < 0 else high
         raise IndexError(f"input_nodes holds {wrong}, expected 0 <= node < {local.num_nodes}")
     if local.nodes is not None:
-        places = torch.searchsorted(local.nodes, ids).clamp(max=len(local.nodes) - 1)
-        lacks = local.nodes[places] != ids
+        lacks = ~torch.isin(ids, local.nodes)
         if bool(lacks.any()):
             missing = int(ids[lacks][0])
             raise ValueError(f"input_nodes holds {missing}, which has no local nodes in {local}")

@@ -50,11 +50,19 @@ class RowCache(NamedTuple):
 
 
 def count_reads(local: LocalNodes, nodes: Tensor) -> Tensor:
-    """How often an epoch over some nodes reads the row of each node, int32 ``[num_nodes]``."""
+    """How often an epoch over some nodes reads the row of each node, int32 ``[num_nodes]``.
+
+    Raises:
+        IndexError: a local node is not in the graph.
+    """
     counts = torch.zeros(local.num_nodes, dtype=torch.int32)
     one = torch.ones((), dtype=torch.int32)
     for part in nodes.split(max(1, _BLOCK // local.k)):
         read = local.lookup(part).reshape(-1).long()
+        low, high = map(int, read.aminmax())
+        if low < 0 or high >= local.num_nodes:
+            wrong = low if low < 0 else high
+            raise IndexError(f"local nodes hold {wrong}, expected 0 <= node < {local.num_nodes}")
         counts.scatter_add_(0, read, one.expand(len(read)))
     return counts
 
@@ -70,10 +78,12 @@ def most_read(table: Tensor, counts: Tensor, budget: int) -> RowCache | None:
         budget: bytes of all tensors of the cache.
 
     Returns:
-        ``None`` if not one row fits.
+        ``None`` if not one row fits, or rows have no channels.
     """
     words = -(-len(counts) // 64)
     row_bytes = table[0].numel() * table.element_size()
+    if row_bytes == 0:
+        return None
     most = min((budget - 12 * words) // row_bytes, int((counts > 0).sum()))
     if most < 1:
         return None

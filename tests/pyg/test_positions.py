@@ -53,7 +53,14 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="method: expected one of auto, node2vec, powers"):
         node_positions(two_halves(), 12, 8, method="laplace")
     with fastgraph.enabled():
-        with pytest.raises(IndexError, match="edge_index: expected less than 10, got 11"):
+        with pytest.raises(IndexError, match="edge_index: expected nodes of 0 to 9, got 0 to 11"):
             node_positions(two_halves(), 10, 8)
+        with pytest.raises(IndexError, match="edge_index: expected nodes of 0 to 11, got -1 to"):
+            node_positions(two_halves() - 1, 12, 8)
+        for edges in (two_halves()[0], two_halves().float()):
+            with pytest.raises(ValueError, match=r"edge_index: expected integers \[2, edges\]"):
+                node_positions(edges, 12, 8)
+        with pytest.raises(ValueError, match="num_nodes: expected at least 1, got 0"):
+            node_positions(two_halves()[:, :0], 0, 8)
         with pytest.raises(ValueError, match="expected at least 1, got 0 and 1"):
             node_positions(two_halves(), 12, 0)

@@ -240,6 +240,12 @@ def input_nodes_that_are_refused() -> Iterator[tuple[Any, type[Exception], str]]
         yield none, ValueError, "input_nodes must hold at least one node"
     yield torch.ones(N - 1, dtype=torch.bool), ValueError, r"a mask of shape \[90\], got \[89\]"
     yield torch.tensor([1.0]), TypeError, "input_nodes must be integers or a mask, got torch.float"
+    for other in ("nodes", {1, 2}, ("paper", None), slice(3)):
+        yield (
+            other,
+            TypeError,
+            f"input_nodes must be integers or a mask, got {type(other).__name__}",
+        )
     yield torch.tensor([[1]]), ValueError, "input_nodes must have one dimension"
     yield torch.tensor([0, N]), IndexError, "input_nodes holds 90, expected 0 <= node < 90"
     yield torch.tensor([-1, 0]), IndexError, "input_nodes holds -1"
@@ -271,6 +277,9 @@ def test_wrong_features_are_named(
     for value in (torch.zeros(N - 1), "y", None):
         with pytest.raises(ValueError, match=r"attributes\['y'\] must be a tensor or an array"):
             TokenLoader(store, features=rows, attributes={"y": value})
+    for name in ("tokens", "n_id", "num_nodes", "edge_attr", "adj_t", 1):
+        with pytest.raises(ValueError, match=f"attributes must be of nodes, .* got {name!r}"):
+            TokenLoader(store, features=rows, attributes={name: torch.zeros(N)})
     with pytest.raises(ValueError, match="features and attributes must be those of data"):
         TokenLoader(transformed, features=rows)
     with pytest.raises(ValueError, match="data must have local_nodes and hop_features"):
@@ -291,3 +300,31 @@ def test_local_nodes_that_are_none_are_errors(transformed: Data) -> None:
     transformed.local_nodes[4, 2] = N
     with pytest.raises(IndexError, match="nodes holds 90, expected 0 <= node < 90"):
         list(TokenLoader(transformed, batch_size=16))
+    for wrong in (N, -1):
+        transformed.local_nodes[4, 2] = wrong
+        with pytest.raises(IndexError, match=f"local nodes hold {wrong}, expected 0 <= node < 90"):
+            TokenLoader(transformed, cache="1MiB")
+
+
+def test_stores_without_rows_have_no_input_nodes(
+    tmp_path: Path, files: tuple[TokenStore, dict[str, Any]]
+) -> None:
+    write_tokens(graph().edge_index, tmp_path / "none", 3, nodes=torch.arange(0), num_nodes=N)
+    store = TokenStore(tmp_path / "none")
+    with pytest.raises(ValueError, match="input_nodes must hold at least one node"):
+        TokenLoader(store, **files[1])
+    with pytest.raises(ValueError, match="input_nodes holds 4, which has no local nodes"):
+        TokenLoader(store, torch.tensor([4]), **files[1])
+
+
+def test_a_cache_of_rows_without_channels(transformed: Data) -> None:
+    transformed.hop_features = transformed.hop_features[:, :, :0].contiguous()
+    loader = TokenLoader(transformed, batch_size=N, cache="1MiB")
+    assert next(iter(loader)).tokens.shape[::2] == (N, 0)
+    assert loader.cache_info().rows == 0
+
+
+def test_dtypes_of_a_transform_are_named() -> None:
+    for dtype in (torch.int32, "float32"):
+        with pytest.raises(TypeError, match="dtype must be a floating-point dtype"):
+            LocalTokens(3, dtype=dtype)  # type: ignore[arg-type]
