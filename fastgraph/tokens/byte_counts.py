@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1 << 10 * (i + 1) for i, letter in enumerate("KMGT")}}
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*")
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", re.ASCII)
 
 
 def byte_count(name: str, amount: object) -> int:
@@ -24,4 +25,4 @@ def byte_count(name: str, amount: object) -> int:
     found = _TEXT.fullmatch(amount)
     if found is None:
         raise ValueError(f'{name} must be as "512MiB", "1.5GiB" or "2048", got {amount!r}')
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(Fraction(found[1]) * _UNITS[found[2]])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastgraph import manifest
 from fastgraph.ops.spmm import spmm
+from fastgraph.sampling.native_calls import check_tensors
 from fastgraph.tokens.byte_counts import byte_count
 from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures
@@ -141,8 +142,16 @@ def _checked(
         raise ValueError(f"hops must be an int of at least 1, got {hops!r}")
     ptr, neighbors = lists
     num_nodes = ptr.numel() - 1
-    shape = tuple(getattr(features, "shape", ()))
-    if len(shape) != 2 or shape[0] != num_nodes or shape[1] < 1 or num_nodes < 1:
+    if not isinstance(features, Tensor | np.ndarray):
+        raise TypeError(f"features must be a tensor or an array, got {type(features).__name__}")
+    if isinstance(features, np.ndarray) and not features.dtype.isnative:
+        raise TypeError(f"features must have this machine's byte order, got {features.dtype}")
+    if isinstance(features, Tensor):
+        check_tensors(features=features)
+    shape = tuple(features.shape)
+    if num_nodes < 1:
+        raise ValueError("graph must have at least one node, got none")
+    if len(shape) != 2 or shape[0] != num_nodes or shape[1] < 1:
         raise ValueError(
             f"features must have shape [{num_nodes}, channels], a row for each node of the graph, "
             f"got {list(shape)}"

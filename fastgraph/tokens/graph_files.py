@@ -235,7 +235,9 @@ def _integers(name: str, values: Tensor | np.ndarray, dims: int = 1) -> Tensor:
         if not values.flags.c_contiguous:
             raise ValueError(f"{name} must be contiguous, got strides {values.strides}")
         values = torch.from_numpy(np.asarray(_Writable(values)) if values.size else values.copy())
-    check_tensors(**{name: "None" if values is None else values})
+    if values is None:
+        raise TypeError(f"{name} must be a tensor, got None")
+    check_tensors(**{name: values})
     if values.dtype not in (torch.int32, torch.int64):
         got = str(values.dtype).removeprefix("torch.")
         raise TypeError(f"{name} must be int32 or int64, got {got}")

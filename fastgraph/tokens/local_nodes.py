@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fastgraph.machine import native
 from fastgraph.sampling.native_calls import check_tensors, in_named_items
-from fastgraph.sampling.random_seeds import chosen_seed
 from fastgraph.tokens.graph_files import MOST_NODES, NeighborLists, as_lists
 
 VARIANTS = ("paper", "release")
@@ -118,16 +117,16 @@ def checked_manner(k: Any, seed: Any, direction: str, hub_cap: Any, variant: str
         TypeError: a number is no integer.
         ValueError: one is out of its range, or no choice.
     """
-    for name, number in (("k", k), ("hub_cap", 1 if hub_cap is None else hub_cap)):
+    for name, number in (("k", k), ("seed", seed), ("hub_cap", 1 if hub_cap is None else hub_cap)):
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"{name} must be an int, got {number!r}")
-        if not 1 <= number <= MOST_NODES:
+        if name != "seed" and not 1 <= number <= MOST_NODES:
             raise ValueError(f"{name} must be in [1, 2^31), got {number}")
-    if seed is None:
-        raise TypeError("seed must be an int, got None")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be in [-2^63, 2^63), got {seed}")
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {VARIANTS}, got {variant!r}")
-    return Manner(k, chosen_seed(seed), direction, hub_cap, variant)
+    return Manner(k, seed, direction, hub_cap, variant)
 
 
 class LocalNodesSampler:

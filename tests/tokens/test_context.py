@@ -161,9 +161,14 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
             write_context(lists, features, tmp_path / "none", **options)  # type: ignore[arg-type]
         assert not (tmp_path / "none" / "manifest.json").exists()
 
-    for features in (x[1:], torch.cat([x, x]), x[:, 0], x[:, :0], None):
+    for features in (x[1:], torch.cat([x, x]), x[:, 0], x[:, :0]):
         refused(ValueError, r"features must have shape \[100, channels\]", (ptr, index), features)
     refused(TypeError, "features must be floating", (ptr, index), x.int())
+    for other in (None, x.tolist(), "x"):
+        refused(TypeError, "features must be a tensor or an array", (ptr, index), other)
+    refused(TypeError, "features must be a dense tensor", (ptr, index), x.to_sparse())
+    refused(TypeError, "this machine's byte order", (ptr, index), x.numpy().astype(">f4"))
+    refused(ValueError, "graph must have at least one node", (ptr[:1], index[:0]), x[:0])
     refused(TypeError, "ptr must be int32 or int64", (ptr.float(), index))
     refused(TypeError, "must be int32 or int64", (ptr, index.float()))
     refused(TypeError, "graph must be", "graph")
@@ -230,7 +235,8 @@ def test_amounts_of_memory() -> None:
     assert byte_count("cache", "2GiB") == byte_count("cache", 2 << 30) == 2 << 30
     assert byte_count("cache", " 1.5 KiB") == 1536
     assert byte_count("cache", "70B") == byte_count("cache", "70") == 70
-    for wrong in ("2GB", "-1", "GiB", ""):
+    assert byte_count("cache", "9" * 400 + "GiB") == int("9" * 400) << 30
+    for wrong in ("2GB", "-1", "GiB", "", "\N{ARABIC-INDIC DIGIT THREE}GiB"):
         with pytest.raises(ValueError, match="cache must be as"):
             byte_count("cache", wrong)
     with pytest.raises(ValueError, match="cache must be at least 0"):
