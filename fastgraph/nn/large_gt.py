@@ -61,6 +61,7 @@ class LargeGT(nn.Module):
             ``DistributedDataParallel(..., process_group=)``; None for one process.
 
     Raises:
+        TypeError: a size is no int.
         ValueError: an argument is out of its range.
     """
 
@@ -85,7 +86,7 @@ class LargeGT(nn.Module):
     ) -> None:
         super().__init__()
         _check_choice(module=(module, MODULES), variant=(variant, VARIANTS), norm=(norm, NORMS))
-        sizes = {
+        sizes: dict[str, Any] = {
             "in_channels": in_channels,
             "hidden_channels": hidden_channels,
             "out_channels": out_channels,
@@ -95,10 +96,14 @@ class LargeGT(nn.Module):
             "position_channels": position_channels,
         }
         if module != "local":
-            sizes["num_nodes"] = 0 if num_nodes is None else num_nodes
+            sizes["num_nodes"] = num_nodes
         for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{name}: expected an int, got {size!r}")
             if size < 1:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay: expected at least 0 and less than 1, got {decay}")
         released = variant == "release"
         if released and num_layers != 1:
             raise ValueError(f'num_layers: expected 1 with variant="release", got {num_layers}')

@@ -316,6 +316,8 @@ BAD_MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"heads": 0}, "heads: expected at least 1, got 0"),
     "centroids": ({"num_centroids": 0}, "num_centroids: expected at least 1, got 0"),
     "layers": ({"variant": "release", "num_layers": 2}, "num_layers: expected 1 with"),
+    "decay of one": ({"decay": 1.0}, "decay: expected at least 0 and less than 1, got 1.0"),
+    "decay": ({"decay": -0.5}, "decay: expected at least 0 and less than 1, got -0.5"),
 }
 
 
@@ -327,8 +329,12 @@ def test_models_that_cannot_be(name: str) -> None:
 
 
 def test_the_codebook_needs_the_number_of_nodes() -> None:
-    with pytest.raises(ValueError, match="num_nodes: expected at least 1, got 0"):
+    with pytest.raises(TypeError, match="num_nodes: expected an int, got None"):
         LargeGT(IN, HIDDEN, OUT)
+    with pytest.raises(ValueError, match="num_nodes: expected at least 1, got 0"):
+        LargeGT(IN, HIDDEN, OUT, 0)
+    with pytest.raises(TypeError, match=r"hidden_channels: expected an int, got 8\.0"):
+        LargeGT(IN, 8.0, OUT, 5)  # type: ignore[arg-type]
     LargeGT(IN, HIDDEN, OUT, module="local")
 
 
