@@ -197,6 +197,25 @@ def test_many_neighbours_of_many_paths() -> None:
         assert bool(possible[row[1:]].all())
 
 
+def test_a_bound_that_is_a_power_of_two() -> None:
+    """With this seed node 0 gives node 387 the priority 2^31, which begins a bucket of its own."""
+    seed, middle, size = 1648016, 387, 2000
+    others = torch.arange(1, size)
+
+    def row(sources: Tensor, k: int) -> Tensor:
+        graph = torch.stack([sources, torch.zeros_like(sources)])
+        return local_nodes(graph, k, seed=seed, nodes=torch.tensor([0]), num_nodes=size)[0]
+
+    order = row(others, size)[1:]
+    place = int((order == middle).nonzero())
+    assert 600 < place < 1400  # as its priority is in the middle
+    order = order.long()
+    for k in (2, 3, 30):  # first those from the bound on, and then those below it
+        begin = place - k + 2
+        sources = torch.cat([order[begin:], order[:begin]])
+        assert torch.equal(row(sources, k)[1:], order[: k - 1].int())
+
+
 LISTS = (torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0]))
 
 
@@ -206,8 +225,10 @@ LISTS = (torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0]))
         ({"k": 0}, ValueError, "k must be in"),
         ({"k": 2.0}, TypeError, "k must be an int"),
         ({"k": True}, TypeError, "k must be an int"),
-        ({"seed": None}, TypeError, "seed"),
-        ({"seed": 2**63}, ValueError, "seed"),
+        ({"seed": None}, TypeError, "^seed must be an int, got None"),
+        ({"seed": True}, TypeError, "^seed must be an int, got True"),
+        ({"seed": 2**63}, ValueError, "^seed must be in"),
+        ({"seed": -(2**63) - 1}, ValueError, "^seed must be in"),
         ({"hub_cap": 0}, ValueError, "hub_cap must be in"),
         ({"direction": "up"}, ValueError, "direction must be one of"),
         ({"direction": "out"}, ValueError, "needs an edge_index"),
@@ -219,6 +240,7 @@ LISTS = (torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0]))
         ({"nodes": torch.zeros(1, 1, dtype=torch.int64)}, ValueError, "nodes"),
         ({"nodes": [0]}, TypeError, "nodes must be a tensor"),
         ({"graph": (LISTS[0], torch.tensor([1.0, 0.0]))}, TypeError, "neighbors must be int32"),
+        ({"graph": (LISTS[0], None)}, TypeError, "neighbors must be a tensor, got None"),
         ({"graph": (LISTS[0].double(), LISTS[1])}, TypeError, "ptr must be int32"),
         ({"graph": (torch.tensor([0, 2, 1, 2]), LISTS[1])}, ValueError, "colptr must ascend"),
         ({"graph": (torch.tensor([0, 1, 1]), LISTS[1])}, ValueError, "colptr must run from 0 to 2"),

@@ -161,7 +161,8 @@ class Smallest {
     if (size_ > kFew) {
       int bits = 1;
       while (bits < kMostBits && (kOfBucket << bits) < size_) ++bits;
-      starts_.assign((size_t{1} << bits) + 1, 0);
+      // The last of the wanted is above the bound by one, which may be a bucket of its own.
+      starts_.assign((size_t{1} << bits) + 2, 0);
       const uint64_t scale = (uint64_t{1} << (bits + 32)) / (uint64_t{bound_} + 1);
       for (int64_t i = 0; i < size_; ++i) ++starts_[(values_[i] * scale >> 32) + 1];
       for (size_t b = 1; b < starts_.size(); ++b) starts_[b] += starts_[b - 1];
