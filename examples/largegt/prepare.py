@@ -35,10 +35,12 @@ parser.add_argument("--positions", choices=METHODS, default="powers")
 parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of features in files")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
+if args.out.exists():
+    parser.error(f"out must be a new folder, got {args.out}")
 
 graph = graphs.load(args.graph, args.seed)
 num_nodes = len(graph.y)
-args.out.mkdir(parents=True, exist_ok=True)
+args.out.mkdir(parents=True)
 write_graph(args.out / "graph", graph_of_edges(graph.edge_index, num_nodes))
 mapped = open_graph(args.out / "graph")
 write_tokens(mapped, args.out / "tokens", args.k, seed=args.seed)

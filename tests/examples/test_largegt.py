@@ -55,6 +55,13 @@ def losses(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"Loss: (\S+),", printed)]
 
 
+def test_what_was_prepared_is_not_prepared_again(tokens: Path) -> None:
+    script = [str(FOLDER), str(FOLDER / "prepare.py")]
+    done = forks.python("-c", RUN, *script, "generated", tokens.name, cwd=tokens.parent)
+    assert done.returncode == 2
+    assert "out must be a new folder, got out" in done.stderr
+
+
 def test_training_without_a_graph(tokens: Path, tmp_path: Path) -> None:
     """It learns, and its model is the one that was saved."""
     from fastgraph.nn import LargeGT
