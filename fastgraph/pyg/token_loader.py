@@ -125,7 +125,8 @@ class TokenLoader(NodeLoader):  # type: ignore[misc]  # PyG has no types
         is_elsewhere = isinstance(self.features, HopFeatures) and self.features.is_elsewhere
         tokens, hits = gather_tokens(self.table, local, self.cache, is_elsewhere=is_elsewhere)
         worker = get_worker_info()
-        own = self._counts[0 if worker is None else worker.id + 1]
+        # The worker may be of another loader, which has more.
+        own = self._counts[0 if worker is None else (worker.id + 1) % len(self._counts)]
         own += torch.tensor([hits, local.numel()])
         return tokens
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader
 
@@ -328,3 +329,11 @@ def test_dtypes_of_a_transform_are_named() -> None:
     for dtype in (torch.int32, "float32"):
         with pytest.raises(TypeError, match="dtype must be a floating-point dtype"):
             LocalTokens(3, dtype=dtype)  # type: ignore[arg-type]
+
+
+def test_tokens_in_workers_of_another_loader(transformed: Data) -> None:
+    loader = TokenLoader(transformed)
+    others = DataLoader(
+        [0, 1], num_workers=2, collate_fn=lambda ids: loader.tokens(torch.tensor(ids))
+    )
+    assert torch.equal(torch.cat(list(others)), loader.tokens(torch.arange(2)))
