@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -226,6 +227,23 @@ def test_surroundings(
     is_rounded = not torch.allclose(expected, first, atol=1e-5)
     torch.testing.assert_close(found, expected, atol=0.1 if is_rounded else 1e-5, rtol=0.1)
     torch.testing.assert_close(layer(x, EDGES), first)
+
+
+def test_layers_and_graphs_of_equal_shapes_take_turns(planned: list[object]) -> None:
+    layer, x = Scaled().double(), x64()
+    other = copy.deepcopy(layer)
+    other.weight = nn.Parameter(layer.weight.detach() * 3)
+    graphs = [EDGES, EDGES.flip(0), EDGES.t().contiguous().t()]
+    for edges in graphs * 2:
+        one, three = compared(layer, x, edges), compared(other, x, edges)
+        assert not torch.allclose(one, three)
+    assert planned == [layer, other]
+    parameters = {name: 2 * value for name, value in layer.named_parameters()}
+    found = torch.func.functional_call(layer, parameters, (x, EDGES))
+    with SWITCH.suspended():
+        expected = torch.func.functional_call(layer, parameters, (x, EDGES))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert len(planned) == 2
 
 
 def test_nothing_is_kept_of_a_layer_that_is_gone(planned: list[object]) -> None:
