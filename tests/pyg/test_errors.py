@@ -41,6 +41,7 @@ from fastgraph.pyg.propagate import plan_propagate
 from tests.ab import Arguments, arguments
 from tests.graphs import random_edges
 from tests.outcomes import differences
+from tests.wrong_calls.values import sizes
 
 NODES, CHANNELS, EDGES = 12, 4, 40
 
@@ -229,24 +230,6 @@ def edge_values() -> dict[str, Any]:
     }
 
 
-SIZES: dict[str, Any] = {
-    "right": (NODES, NODES),
-    "a list": [NODES, NODES],
-    "too small": (NODES - 1, NODES - 1),
-    "too few sources": (NODES - 1, NODES),
-    "too few destinations": (NODES, NODES - 1),
-    "more destinations": (NODES, NODES + 2),
-    "more sources": (NODES + 2, NODES),
-    "none of destinations": (NODES, None),
-    "none of sources": (None, NODES),
-    "of one": (NODES,),
-    "of three": (NODES, NODES, NODES),
-    "negative": (NODES, -1),
-    "a number": NODES,
-    "a tensor": torch.tensor([NODES, NODES]),
-    "floats": (float(NODES), float(NODES)),
-}
-
 _EDGE_ARGUMENTS = ("edge_weight", "edge_attr")
 
 
@@ -278,14 +261,16 @@ def calls(module: nn.Module) -> dict[str, Arguments]:
                     wrong, graph, **{argument: values}
                 )
     if "size" in names:
-        found |= {f"size: {name}": arguments(x, graph, size=size) for name, size in SIZES.items()}
+        found |= {
+            f"size: {name}": arguments(x, graph, size=size) for name, size in sizes(NODES).items()
+        }
         found |= {
             f"size of sources: {name}": arguments((x, None), edges(), size=size)
-            for name, size in SIZES.items()
+            for name, size in sizes(NODES).items()
         }
         found |= {
             f"size of a pair: {name}": arguments((x, x[:9]), random_edges(NODES, 9, 20), size=size)
-            for name, size in SIZES.items()
+            for name, size in sizes(NODES).items()
         }
     if "return_attention_weights" in names:
         for argument in (True, False):
