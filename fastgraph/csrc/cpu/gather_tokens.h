@@ -12,8 +12,8 @@ struct TokenTable {
   const char* rows;
   int64_t num_rows;
   int64_t row_bytes;
-  bool
-      is_elsewhere;  // in a file of which little is in memory, so that all rows are asked for first
+  // In a file of which little is in memory, so that all rows are asked for first.
+  bool is_elsewhere;
 };
 
 // Copies of some rows of a table, in ascending order.
@@ -26,7 +26,7 @@ struct TokenCache {
   bool holds(int64_t row) const { return bits != nullptr && (bits[row / 64] >> (row % 64) & 1); }
   int64_t place(int64_t row) const {
     const uint64_t lower = bits[row / 64] & ((uint64_t{1} << (row % 64)) - 1);
-    return before[row / 64] + __builtin_popcountll(lower);
+    return int64_t{before[row / 64]} + __builtin_popcountll(lower);
   }
 };
 
