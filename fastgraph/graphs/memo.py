@@ -150,8 +150,7 @@ class Memo:
         if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
             capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
-        first = tensors[0]
-        if first is not None and first.is_cuda and capture.is_capturing(first):
+        if capture.is_capturing(tensors[0]):
             self._captured[id(entry.value)] = entry.value  # nobody can compare tensors now
         elif entry.witness is not None:
             try:
