@@ -121,9 +121,12 @@ class Repeatable:
 
 def surroundings(module: Any) -> tuple[object, ...]:
     """The settings on which a plan depends, of the layer and of the process."""
+    node_dim, flow = module.node_dim, module.flow
+    if type(node_dim) is not int or type(flow) is not str:
+        return (object(),)  # equal to none: -2.0 is no -2, and a tensor cannot be compared
     return (
-        module.node_dim,
-        module.flow,
+        node_dim,
+        flow,
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         torch._C._is_any_autocast_enabled(),
