@@ -111,9 +111,17 @@ class _Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _fork() -> int:
+    """As ``os.fork``; the child has one thread, as it would wait for those of its parent's pool."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+    return child
+
+
 def killed(at: int, run: Callable[[], object]) -> bool:
     """True if a child was killed at one of the points before or amid what it writes."""
-    child = os.fork()
+    child = _fork()
     if child == 0:
         try:
             point = _Killer(at)
@@ -290,7 +298,7 @@ def test_a_store_that_is_not_what_was_written_is_refused(tmp_path) -> None:
 
 def test_a_full_disk_is_resumed(tmp_path, monkeypatch, expected) -> None:
     # A limit of the process is a full disk to the file: the kernel writes no more than fits.
-    child = os.fork()
+    child = _fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -373,7 +381,7 @@ def test_memory_is_that_of_a_block(tmp_path) -> None:
     files = sum(path.stat().st_size for path in (tmp_path / "graph").iterdir())
     del graph
     read_end, write_end = os.pipe()
-    child = os.fork()
+    child = _fork()
     if child == 0:
 
         def anonymous() -> int:
