@@ -2,11 +2,8 @@
 // for each kind of device; checks.h includes what differs between them.
 #include <tvm/ffi/function.h>
 
+#include "bindings/attention_sizes.h"
 #include "bindings/checks.h"
-
-#ifndef FASTGRAPH_BACKWARD_AT_ONCE
-#include "cpu/edge_attention.h"
-#endif
 
 namespace fastgraph {
 namespace {
@@ -165,124 +162,6 @@ void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, OptionalTensor
              checked_heads<T>(grad_att, count, heads, width, "grad_att"));
   });
 }
-
-// Sizes of an attention operator, and the checks of what its functions share: `rows` aggregate and
-// `cols` are gathered, whichever of them the graph at hand is compressed by.
-struct AttentionSizes {
-  int64_t rows, cols, heads, width, edges;
-  int64_t edge_width = 0;  // channels of edges that follow the others in outputs
-
-  Rows by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-              int64_t num_cut, const OptionalTensor& order) const {
-    check_shape(rowptr, {rows + 1}, "rowptr");
-    return checked_csr(rowptr, col, edge_id, num_cut, order, cols, kByRow);
-  }
-  Rows by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-              int64_t num_cut, const OptionalTensor& order) const {
-    check_shape(rowptr, {cols + 1}, "rowptr_t");
-    return checked_csr(rowptr, col, edge_id, num_cut, order, rows, kByCol);
-  }
-  template <typename T>
-  Heads<T> of_rows(const Tensor& tensor, const char* name) const {
-    return checked_heads<T>(tensor, rows, heads, width, name);
-  }
-  template <typename T>
-  Heads<T> of_cols(const Tensor& tensor, const char* name) const {
-    return checked_heads<T>(tensor, cols, heads, width, name);
-  }
-  // Of rows, with the channels of the edges behind the others.
-  template <typename T>
-  Heads<T> extended_rows(const Tensor& tensor, const char* name) const {
-    return checked_heads<T>(tensor, rows, heads, width + edge_width, name);
-  }
-  template <typename T>
-  Matrix<T> row_scores(const Tensor& tensor, const char* name) const {
-    return checked_matrix<T>(tensor, rows, heads, name);
-  }
-  template <typename T>
-  Matrix<T> col_scores(const Tensor& tensor, const char* name) const {
-    return checked_matrix<T>(tensor, cols, heads, name);
-  }
-  template <typename T>
-  Matrix<T> edge_scores(const OptionalTensor& tensor, const char* name) const {
-    return checked_matrix<T>(tensor, edges, heads, name);
-  }
-  template <typename T>
-  Matrix<T> of_edges(const OptionalTensor& tensor, const char* name) const {
-    return checked_matrix<T>(tensor, edges, edge_width, name);
-  }
-  template <typename A>
-  SoftmaxStats<A> stats(const Tensor& tensor) const {
-    return {checked<A>(tensor, {rows, heads, 2}, "stats"), heads};
-  }
-  template <typename T>
-  SoftmaxOutputs<T> outputs(const Tensor& out, const Tensor& statistics,
-                            const OptionalTensor& alpha, const OptionalTensor& addend) const {
-    return {extended_rows<T>(out, "out"), stats<Accumulator<T>>(statistics),
-            edge_scores<T>(alpha, "alpha"), to_each_row<const T>(addend, "addend")};
-  }
-  // Like the output, or one node's for all rows.
-  template <typename T>
-  Heads<T> to_each_row(const OptionalTensor& tensor, const char* name) const {
-    if (!tensor.has_value()) return {};
-    check_ndim(tensor.value(), 3, name);
-    const int64_t nodes = tensor.value().size(0) == 1 ? 1 : rows;
-    return checked_heads<T>(tensor.value(), nodes, heads, width + edge_width, name);
-  }
-  template <typename T>
-  SoftmaxGradients<T> gradients(const Tensor& statistics, const Tensor& grad,
-                                const OptionalTensor& grad_alpha,
-                                const OptionalTensor& grad_logsum) const {
-    return {stats<const Accumulator<T>>(statistics), extended_rows<const T>(grad, "grad"),
-            edge_scores<const T>(grad_alpha, "grad_alpha"),
-            checked_matrix<const Accumulator<T>>(grad_logsum, rows, heads, "grad_logsum")};
-  }
-  // What the pass over destinations leaves for the one over sources: two numbers for each edge and
-  // head, and so many more.
-  template <typename A>
-  A* between_passes(const Tensor& tensor, int64_t more = 0) const {
-    return checked<A>(tensor, {edges, heads, 2 + more}, "between");
-  }
-  // Numbers that hold a bit for each channel, where edges have features.
-  template <typename A>
-  int64_t of_signs(int64_t edge_channels) const {
-    constexpr int64_t kBits = 8 * sizeof(A);
-    return edge_channels > 0 ? (width + kBits - 1) / kBits : 0;
-  }
-};
-
-AttentionSizes attention_sizes(const Tensor& gathered, const char* name, int64_t rows,
-                               const Tensor& col, const char* col_name) {
-  check_ndim(gathered, 3, name);
-  check_ndim(col, 1, col_name);
-  return {rows, gathered.size(0), gathered.size(1), gathered.size(2), col.size(0)};
-}
-
-// The number of channels that edges carry, 0 for none.
-int64_t edge_width(const OptionalTensor& edge) {
-  if (!edge.has_value()) return 0;
-  check_ndim(edge.value(), 2, "edge");
-  return edge.value().size(1);
-}
-
-void check_given_together(const OptionalTensor& a, const char* a_name, const OptionalTensor& b,
-                          const char* b_name) {
-  if (a.has_value() != b.has_value()) {
-    TVM_FFI_THROW(ValueError) << "expected both or neither of " << a_name << " and " << b_name
-                              << ", got " << (a.has_value() ? a_name : b_name) << " alone";
-  }
-}
-
-#ifndef FASTGRAPH_BACKWARD_AT_ONCE
-
-// A gradient may be left out that nobody wants, but is not one of nothing.
-void check_gradient_of(const OptionalTensor& edge, const OptionalTensor& grad, const char* name) {
-  if (grad.has_value() && !edge.has_value()) {
-    TVM_FFI_THROW(ValueError) << "expected edge with " << name << ", got " << name << " alone";
-  }
-}
-
-#endif
 
 // Inputs of gatv2 as they came.
 struct Gatv2Arguments {
@@ -567,91 +446,6 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
   });
 }
 
-// Inputs of edge_attention as they came.
-struct EdgeAttentionArguments {
-  const Tensor &query, &key, &value;
-  const OptionalTensor &edge, &weight_edge;
-
-  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
-    check_ndim(query, 3, "query");
-    check_given_together(edge, "edge", weight_edge, "weight_edge");
-    return attention_sizes(key, "key", query.size(0), col, col_name);
-  }
-  int64_t num_projected() const { return edge_width(edge); }
-
-  template <typename T>
-  EdgeAttentionInputs<T> checked_for(const AttentionSizes& sizes) const {
-    const int64_t channels = num_projected();
-    return {sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
-            sizes.of_cols<const T>(value, "value"),
-            checked_matrix<const T>(edge, sizes.edges, channels, "edge"),
-            checked_heads<const T>(weight_edge, sizes.heads, channels, sizes.width, "weight_edge")};
-  }
-};
-
-void bind_edge_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
-                         OptionalTensor order, Tensor query, Tensor key, Tensor value,
-                         OptionalTensor edge, OptionalTensor weight_edge, double scale,
-                         double dropout, int64_t seed, Tensor out, Tensor stats,
-                         OptionalTensor alpha, OptionalTensor addend) {
-  Call call(key);
-  const EdgeAttentionArguments arguments{query, key, value, edge, weight_edge};
-  const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
-  dispatch_features(key, "key", [&](auto type) {
-    using T = decltype(type);
-    call.run(kernels::edge_attention<T>, graph, arguments.checked_for<T>(sizes), scale,
-             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha, addend));
-  });
-}
-
-void bind_edge_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id,
-                                      int64_t num_cut, OptionalTensor order, Tensor query,
-                                      Tensor key, Tensor value, OptionalTensor edge,
-                                      OptionalTensor weight_edge, double scale, double dropout,
-                                      int64_t seed, Tensor stats, Tensor grad,
-                                      OptionalTensor grad_alpha, OptionalTensor grad_logsum,
-                                      Tensor between, Tensor grad_query, OptionalTensor grad_edge,
-                                      OptionalTensor grad_weight_edge) {
-  Call call(key);
-  const EdgeAttentionArguments arguments{query, key, value, edge, weight_edge};
-  const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
-  check_gradient_of(edge, grad_edge, "grad_edge");
-  check_gradient_of(edge, grad_weight_edge, "grad_weight_edge");
-  dispatch_features(key, "key", [&](auto type) {
-    using T = decltype(type);
-    const int64_t channels = arguments.num_projected();
-    call.run(
-        kernels::edge_attention_backward_dst<T>, graph, arguments.checked_for<T>(sizes), scale,
-        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-        sizes.between_passes<Accumulator<T>>(between), sizes.of_rows<T>(grad_query, "grad_query"),
-        checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
-        checked_heads<T>(grad_weight_edge, sizes.heads, channels, sizes.width, "grad_weight_edge"));
-  });
-}
-
-void bind_edge_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                      int64_t num_cut, OptionalTensor order_t, Tensor query,
-                                      Tensor key, Tensor value, OptionalTensor edge,
-                                      OptionalTensor weight_edge, double scale, double dropout,
-                                      int64_t seed, Tensor stats, Tensor grad,
-                                      OptionalTensor grad_alpha, OptionalTensor grad_logsum,
-                                      Tensor between, Tensor grad_key, Tensor grad_value) {
-  Call call(key);
-  const EdgeAttentionArguments arguments{query, key, value, edge, weight_edge};
-  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
-  dispatch_features(key, "key", [&](auto type) {
-    using T = decltype(type);
-    call.run(kernels::edge_attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes),
-             scale, checked_dropout(dropout, seed),
-             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-             sizes.between_passes<const Accumulator<T>>(between),
-             sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"));
-  });
-}
-
 #endif
 
 }  // namespace
@@ -678,9 +472,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_dst, fastgraph::bind_gatv2_backward
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_src, fastgraph::bind_gatv2_backward_src);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_dst, fastgraph::bind_attention_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_src, fastgraph::bind_attention_backward_src);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_attention, fastgraph::bind_edge_attention);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_attention_backward_dst,
-                              fastgraph::bind_edge_attention_backward_dst);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_attention_backward_src,
-                              fastgraph::bind_edge_attention_backward_src);
 #endif
