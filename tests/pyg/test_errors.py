@@ -41,7 +41,7 @@ from fastgraph.pyg.propagate import plan_propagate
 from tests.ab import Arguments, arguments
 from tests.graphs import random_edges
 from tests.outcomes import differences
-from tests.wrong_calls.values import sizes
+from tests.wrong_calls.values import changed, graphs, of_nodes, sizes
 
 NODES, CHANNELS, EDGES = 12, 4, 40
 
@@ -102,96 +102,10 @@ def edges() -> Tensor:
     return random_edges(NODES, NODES, EDGES)
 
 
-def _with(row: int, position: int, value: int, base: Tensor | None = None) -> Tensor:
-    changed = edges() if base is None else base.clone()
-    changed[row, position] = value
-    return changed
-
-
-def _loops(value: int) -> Tensor:
-    changed = edges()
-    changed[:, 3] = value
-    return changed
-
-
-def graphs() -> dict[str, Any]:
+def wrong_graphs() -> dict[str, Any]:
     """Wrong calls by what is wrong with a graph."""
-    good = edges()
-    return {
-        "source too large": _with(0, 7, NODES),
-        "source far too large": _with(0, 7, 2**40),
-        "destination too large": _with(1, 7, NODES),
-        "destination far too large": _with(1, 7, 2**33),
-        "negative source": _with(0, 7, -1),
-        "negative destination": _with(1, 7, -1),
-        "both too large": _with(0, 3, NODES + 4, _with(1, 7, NODES + 1)),
-        "loop too large": _loops(NODES),
-        "negative loop": _loops(-1),
-        "int32 too large": _with(0, 7, NODES).int(),
-        "int32 negative": _with(1, 7, -3).int(),
-        "EdgeIndex too large": EdgeIndex(_with(1, 7, NODES)),
-        "float": good.float(),
-        "int16": good.short(),
-        "int8": good.to(torch.int8),
-        "uint8": good.to(torch.uint8),
-        "bool": good.bool(),
-        "complex": good.to(torch.complex64),
-        "three rows": torch.cat([good, good[:1]]),
-        "a row": good[:1],
-        "a column for each end": good.t().contiguous(),
-        "one-dimensional": good[0],
-        "three-dimensional": good.unsqueeze(0),
-        "a scalar": torch.tensor(3),
-        "empty": torch.empty(2, 0, dtype=torch.long),
-        "empty float": torch.empty(2, 0),
-        "empty one-dimensional": torch.empty(0, dtype=torch.long),
-        "None": None,
-        "a list": good.tolist(),
-        "a tuple": (good[0], good[1]),
-        "numpy": good.numpy(),
-        "a string": "edges",
-        "on meta": good.to("meta"),
-        "all the same": torch.zeros(2, EDGES, dtype=torch.long),
-    }
-
-
-def inputs() -> dict[str, Any]:
-    """Wrong calls by what is wrong with features of nodes."""
-    x = features(NODES, CHANNELS)
-    return {
-        "one-dimensional": x[:, 0],
-        "three-dimensional": x.unsqueeze(0),
-        "three-dimensional, nodes first": x.unsqueeze(1),
-        "a scalar": torch.tensor(1.0),
-        "int64": x.long(),
-        "int32": x.int(),
-        "bool": x > 0,
-        "None": None,
-        "a list": x.tolist(),
-        "numpy": x.numpy(),
-        "float16": x.half(),
-        "bfloat16": x.bfloat16(),
-        "float64": x.double(),
-        "complex": x.to(torch.complex64),
-        "too few rows": x[: NODES // 2],
-        "too many rows": features(NODES + 3, CHANNELS),
-        "no rows": x[:0],
-        "too few channels": x[:, :2],
-        "too many channels": features(NODES, CHANNELS + 1),
-        "no channels": x[:, :0],
-        "a pair": (x, x),
-        "a list of two": [x, x],
-        "a pair with None": (x, None),
-        "a pair with None first": (None, x),
-        "a pair with few destinations": (x, x[:4]),
-        "a pair with few sources": (x[:4], x),
-        "a pair with other channels": (x, x[:, :2]),
-        "a pair of mixed dtypes": (x, x.double()),
-        "a triple": (x, x, x),
-        "a single": (x,),
-        "on meta": x.to("meta"),
-        "sparse": x.to_sparse(),
-    }
+    wrong = graphs(edges(), NODES)
+    return wrong | {"EdgeIndex too large": EdgeIndex(wrong["destination too large"])}
 
 
 def edge_values() -> dict[str, Any]:
@@ -238,11 +152,11 @@ def calls(module: nn.Module) -> dict[str, Arguments]:
     names = inspect.signature(module.forward).parameters
     x, graph = features(NODES, CHANNELS), edges()
     found = {"right": arguments(x, graph)}
-    found |= {f"graph: {name}": arguments(x, wrong) for name, wrong in graphs().items()}
-    found |= {f"x: {name}": arguments(wrong, graph) for name, wrong in inputs().items()}
+    found |= {f"graph: {name}": arguments(x, wrong) for name, wrong in wrong_graphs().items()}
+    found |= {f"x: {name}": arguments(wrong, graph) for name, wrong in of_nodes(x).items()}
     no_edges = torch.empty(2, 0, dtype=torch.long)
     found |= {
-        f"x, no edges: {name}": arguments(wrong, no_edges) for name, wrong in inputs().items()
+        f"x, no edges: {name}": arguments(wrong, no_edges) for name, wrong in of_nodes(x).items()
     }
     for argument in _EDGE_ARGUMENTS:
         if argument not in names:
@@ -252,11 +166,11 @@ def calls(module: nn.Module) -> dict[str, Arguments]:
         weight = features(EDGES).abs()
         two = features(EDGES, 2)
         for values in (weight, two):
-            for name, wrong in graphs().items():
+            for name, wrong in wrong_graphs().items():
                 found[f"graph with {list(values.shape)}: {name}"] = arguments(
                     x, wrong, **{argument: values}
                 )
-            for name, wrong in inputs().items():
+            for name, wrong in of_nodes(x).items():
                 found[f"x with {list(values.shape)}: {name}"] = arguments(
                     wrong, graph, **{argument: values}
                 )
@@ -277,7 +191,7 @@ def calls(module: nn.Module) -> dict[str, Arguments]:
             found[f"weights {argument}"] = arguments(x, graph, return_attention_weights=argument)
             for name in ("source too large", "negative destination", "loop too large", "empty"):
                 found[f"weights {argument}, graph: {name}"] = arguments(
-                    x, graphs()[name], return_attention_weights=argument
+                    x, wrong_graphs()[name], return_attention_weights=argument
                 )
     return found
 
@@ -309,12 +223,12 @@ def test_products_of_a_sorted_edge_index_end_as_upstreams() -> None:
     module = Sorted()
     found: dict[str, Arguments] = {}
     for size in ((NODES, NODES), (NODES + 3, NODES + 3), (NODES, NODES + 1), (NODES, None), None):
-        for name, given in {**inputs(), "right": x}.items():
+        for name, given in {**of_nodes(x), "right": x}.items():
             for weights in (None, weight, weight[:-1], weight.double(), torch.tensor(2.0)):
                 call = arguments(given, good, size, weights)
                 found[f"{size}, {name}, {None if weights is None else weights.shape}"] = call
     # With sizes, upstream would read other memory.
-    for wrong in (_with(0, 7, NODES + 2, good), _with(1, EDGES - 1, NODES + 2, good)):
+    for wrong in (changed(good, (0, 7), NODES + 2), changed(good, (1, EDGES - 1), NODES + 2)):
         found[f"{wrong[:, 7]}"] = arguments(x, wrong, None, None)
     differ = differences(module, found)
     assert not differ, "\n".join(f"{call}\n    {text}" for call, text in differ.items())
@@ -334,7 +248,7 @@ class Sorted(nn.Module):
 
 
 def test_a_note_says_which_index() -> None:
-    graph = graphs()["destination too large"]
+    graph = wrong_graphs()["destination too large"]
     with fastgraph.enabled(min_edges=0):
         for conv in (GCNConv(CHANNELS, 5), SAGEConv(CHANNELS, 5), GATConv(CHANNELS, 5)):
             with pytest.raises((RuntimeError, ValueError, IndexError)) as found:
