@@ -501,6 +501,8 @@ def _features(
         sizes = module._check_input(edge_index, size)
     else:
         sizes = [None, None] if size is None else list(size)
+    if len(sizes) < 2:
+        return Refusal(f"size has {len(sizes)} entries")
     aggregating, gathered = (1, 0) if module.flow == "source_to_target" else (0, 1)
     if isinstance(features, (tuple, list)):
         if len(features) != 2:
