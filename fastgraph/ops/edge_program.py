@@ -407,9 +407,10 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
     values = [*saved, *shares, *products]
     run: Callable[..., Sequence[Tensor]] = EDGE_PROGRAM
     graph = None
-    if is_transformed() or not needs_no_dispatcher(values):
-        run = _in_torch if is_transformed(*values) else EDGE_PROGRAM
-    elif ptr is None and index.is_cpu:
+    is_plain = needs_no_dispatcher(values) and not is_transformed()  # then no gradient is a batch
+    if not is_plain and is_transformed(*values):
+        run = _in_torch
+    elif is_plain and ptr is None and index.is_cpu:
         # All passes are on one graph, and the engine has looked at the gradients. On a GPU each
         # look-up spoils the results of one pass where the graph is stale.
         graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
