@@ -9,28 +9,27 @@ where validation was best: accuracy, or of two classes the area under the ROC cu
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch_geometric.nn import GAT, MLP, GraphSAGE
 
 import fastgraph
 from measure.machine import machine_facts
+from measure.output import RESULTS, publish
 from measure.report import machine_lines, table
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "largegt"
-RESULTS = Path(__file__).resolve().parent / "results"
 BASELINES = ("MLP", "GraphSAGE", "GAT")
 MODULES = ("global", "local", "full")
 sys.path.insert(0, str(EXAMPLE))
@@ -121,13 +120,11 @@ def main(**options: Any) -> None:
             print(model, found[model], flush=True)
     results = {
         "machine": facts,
-        "options": {k: str(v) for k, v in options.items()},
+        "options": {k: str(v) for k, v in options.items() if k != "out"},
         "models": found,
     }
     name = "-".join(filter(None, ["largegt-accuracy", options["graph"], options["name"]]))
-    file = options["out"] / f"{datetime.now(UTC):%Y-%m-%d}-{name}"
-    file.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    file.with_suffix(".md").write_text(markdown(results))
+    publish(Console(stderr=True), options["out"], name, results, markdown(results))
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -139,7 +136,7 @@ def markdown(results: dict[str, Any]) -> str:
         mean = f"{100 * statistics.mean(run['test']):.2f}"
         name = model if model in BASELINES else f"LargeGT, {model}"
         rows.append((name, mean, spread, f"{run['seconds']:.0f}"))
-    listed = ", ".join(f"{k} {v}" for k, v in options.items() if k not in ("out", "models"))
+    listed = ", ".join(f"{k} {v}" for k, v in options.items() if k != "models")
     lines = [
         f"# LargeGT on {options['graph']}",
         "",
@@ -153,7 +150,7 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         *machine_lines(results["machine"]),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,12 @@ from pathlib import Path
 
 import graphs
 import numpy as np
-import torch
 
 import fastgraph
 from fastgraph.pyg.positions import METHODS, node_positions
 from fastgraph.tokens import open_graph, write_context, write_graph, write_tokens
 from fastgraph.tokens.graph_files import graph_of_edges
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+from fastgraph.tokens.hop_features import DTYPES
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("graph", choices=graphs.NAMES)

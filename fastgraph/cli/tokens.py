@@ -56,6 +56,7 @@ def write_sample(
         raise click.UsageError(f"--shard {error}") from None
     from fastgraph import manifest
     from fastgraph.tokens import write_tokens
+    from fastgraph.tokens.store import FORM
 
     console = Console()
     try:
@@ -73,7 +74,7 @@ def write_sample(
                     shards=shards,
                     progress=lambda done, total: progress.update(bar, completed=done, total=total),  # noqa: B023
                 )
-            content = manifest.read(folder, manifest.Format("fastgraph.tokens", 1)).content
+            content = manifest.read(folder, FORM).content
             console.print(_summary(content), soft_wrap=True, highlight=False)
             console.print(f"Wrote {folder}", soft_wrap=True, highlight=False)
     except (OSError, ValueError, TypeError, IndexError, ModuleNotFoundError) as error:

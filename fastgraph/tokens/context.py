@@ -74,9 +74,8 @@ def write_context(
     plan = _Plan.within(bound, lists, shape, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
-    with file.open(
-        "wb"
-    ) as stream:  # what does not fit is refused here: a mapped write would end us
+    with file.open("wb") as stream:
+        # What does not fit is refused here: a mapped write would end the process.
         os.posix_fallocate(stream.fileno(), 0, shape[0] * shape[1] * shape[2] * dtype.itemsize)
     size = shape[0] * shape[1] * shape[2]
     rows = torch.from_file(str(file), shared=True, size=size, dtype=dtype).view(shape)
