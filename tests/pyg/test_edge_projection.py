@@ -41,6 +41,10 @@ def folded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Where the projection of edges is folded: within the operator, or around it."""
     if request.param == "around":
         fold(monkeypatch)
+    else:
+        with fastgraph.enabled():
+            if not is_folded_by_operator(torch.empty(0)):
+                pytest.skip("this backend has no operator that folds")
     return str(request.param)
 
 
@@ -140,7 +144,7 @@ def test_products_around_the_operator(wanted: str, products: int, folded: str) -
 
 
 def test_who_folds() -> None:
-    with fastgraph.enabled():
+    with fastgraph.enabled(backend="cpu"):
         assert is_folded_by_operator(torch.empty(0))
         assert not is_folded_by_operator(torch.empty(0, dtype=torch.bfloat16))
         assert not is_folded_by_operator(torch.empty(0, device="meta"))
