@@ -15,7 +15,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,23 @@ class SimtError(RuntimeError):
     """A fault that the emulator has found in a kernel."""
 
 
+class OneAtATime:
+    """The functions of a module, of which only one runs at any time: there is one machine."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._lock = module, threading.Lock()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._module, name)
+
+        def call(*args: Any) -> Any:
+            with self._lock:
+                return function(*args)
+
+        setattr(self, name, call)
+        return call
+
+
 class Emulator:
     """One build of the CUDA kernels.
 
@@ -185,7 +203,7 @@ class Emulator:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.functions: Any = tvm_ffi.load_module(str(path))
+        self.functions = OneAtATime(tvm_ffi.load_module(str(path)))
         # With names that kernels which are generated later find.
         self._lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         self._lib.simt_seed.argtypes = [ctypes.c_uint64]
