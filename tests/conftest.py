@@ -48,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --emulate, also what differs from other tests in no way that a kernel sees",
     )
     parser.addoption(
-        "--ranks", default="3", help="on how many ranks tests/dist computes, separated by commas"
+        "--ranks",
+        help="on how many ranks tests/dist computes, by commas; default: 3, or 4 for grids",
     )
     parser.addoption(
         "--steps", type=int, default=3, help="how many steps tests/dist compares with one process"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fastgraph.sparse as fgs
+from fastgraph.ops.library import is_defined_by, reduces_on_ranks
 from fastgraph.sparse import SparseMatrix
 
 
@@ -29,8 +30,15 @@ class _Global(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def _aggregated(self, scores: SparseMatrix, h: Tensor) -> Tensor:
-        """``scores @ h @ weight``, with the narrower features aggregated."""
-        if self.out_channels < self.in_channels:
+        """``scores @ h @ weight``, with the narrower features aggregated.
+
+        On ranks with less of them sent: those that the scores need are sent once for both. By halo
+        only these are, on a grid also what is aggregated.
+        """
+        width = self.out_channels
+        if is_defined_by(h):
+            width = 2 * width if reduces_on_ranks(h) else self.in_channels
+        if width < self.in_channels:
             return fgs.spmm(scores, h @ self.weight)
         return fgs.spmm(scores, h) @ self.weight
 
@@ -78,8 +86,13 @@ class GlobalAGNN(_Global):
         """The layer's result; arguments as for :meth:`GlobalVA.forward`."""
         norm = torch.linalg.vector_norm(h, dim=1, keepdim=True)
         is_zero = norm == 0
-        unit = torch.where(is_zero, 0.0, h / torch.where(is_zero, 1.0, norm))
-        return self._aggregated(fgs.sddmm(a, unit, unit.T), h)
+        if is_defined_by(h):  # what ranks send of the rows is that of the features then
+            inverse = torch.where(is_zero, 0.0, 1 / torch.where(is_zero, 1.0, norm)).squeeze(1)
+            scores = fgs.sddmm(a, h, h.T) * (fgs.rows(inverse) * fgs.cols(inverse))
+        else:
+            unit = torch.where(is_zero, 0.0, h / torch.where(is_zero, 1.0, norm))
+            scores = fgs.sddmm(a, unit, unit.T)
+        return self._aggregated(scores, h)
 
 
 class GlobalGAT(_Global):

@@ -57,6 +57,11 @@ def is_defined_by(*tensors: Tensor | None) -> bool:
     return any(type(tensor) in DEFINING for tensor in tensors)
 
 
+def reduces_on_ranks(x: Tensor) -> bool:
+    """True if ranks send each other what operators make of their edges, besides what these take."""
+    return bool(getattr(x, "reduces_on_ranks", False))
+
+
 Arguments = Sequence[Any]  # of an operator, whose schema says their types
 Operator = Callable[..., Any]  # with a schema, which says what it takes and gives
 

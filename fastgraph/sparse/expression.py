@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fastgraph.backends.dropout import dropout_factors
 from fastgraph.ops.heads import dropout_seed, seed_number
+from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.routing.conditions import execution_mode, is_plain
 from fastgraph.sparse import products
@@ -38,7 +39,7 @@ def may_defer(*tensors: Tensor) -> bool:
         and not torch.is_inference_mode_enabled()
         and torch._C._len_torch_dispatch_stack() == 0
         and _saving_hooks(True) is None
-        and is_plain(*tensors)
+        and all(is_plain(t) or is_defined_by(t) for t in tensors)
         and all(not t.is_inference() and t.layout is torch.strided for t in tensors)
         and not (tensors and torch.is_autocast_enabled(tensors[0].device.type))
     )
@@ -52,12 +53,12 @@ expressions cost."""
 def may_wait(pattern: Pattern, heads: int, *tensors: Tensor) -> bool:
     """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`.
 
-    Not on ranks, where rules of sharded tensors know operators and no expressions.
+    On ranks always, as one operator sends rows once that several would send again.
     """
     if pattern.is_sharded:
-        return False
+        return may_defer(*tensors)
     fewest = FEWEST_VALUES if pattern.device.type == "cpu" else 1
-    return pattern.nnz * heads >= fewest and may_defer(*tensors)
+    return pattern.nnz * heads >= fewest and is_plain(*tensors) and may_defer(*tensors)
 
 
 def _as_made() -> AbstractContextManager[Any]:

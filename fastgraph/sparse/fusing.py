@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
+from fastgraph.ops.library import is_defined_by
 from fastgraph.routing.status import count_program, count_routed, count_separate
 from fastgraph.sparse import products
 from fastgraph.sparse.expression import Dot, Dropout, Expression, Softmax, may_defer
@@ -190,7 +191,8 @@ def _separate(values: Expression, *tensors: Tensor) -> str | None:
     reused = values.pattern.reused
     if values.num_products > 0 or (reused and values.structure in reused):
         return "values that several products use"
-    if not may_defer(*tensors):
+    is_sharded = values.pattern.is_sharded
+    if not may_defer(*tensors) or any(is_defined_by(t) != is_sharded for t in tensors):
         return (
             "compiled, transformed, under autocast, in inference mode, of a tensor's subclass, or "
             "where hooks see what is saved"
@@ -270,7 +272,9 @@ _SCALED = "more features to scale than values, of one head"
 
 
 def _num_scaled(made: Monomial, pattern: Pattern) -> int:
-    """The number of rows and columns whose features factors scale."""
+    """The number of rows and columns whose features factors scale; on ranks no matter."""
+    if pattern.is_sharded:  # separate operators would send each other more than is scaled
+        return 0
     n, m = pattern.shape
     return n * len(made.rows) + m * len(made.cols)
 
@@ -425,7 +429,12 @@ def _message(
     is_by_row: bool = True,
     is_softmax: bool = False,
 ) -> Message | str:
-    """The values as those of a program, where it gains."""
+    """The values as those of a program, where it gains; on ranks it does, as it sends rows once."""
+    if values.pattern.is_sharded:
+        try:
+            return Message(values, is_by_row=is_by_row)
+        except Refused as refused:
+            return str(refused)
     if values.device.type != "cpu":
         return "an edge program that was measured on CPUs only"
     widths = [m.tensors[0].shape[1] * heads for m in values.walk() if isinstance(m, Dot)]

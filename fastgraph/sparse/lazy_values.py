@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from fastgraph.plugins.backend import FLOATING
+from fastgraph.routing.conditions import is_plain
 from fastgraph.sparse import fusing
 from fastgraph.sparse.expression import (
     Contraction,
@@ -166,7 +167,7 @@ def _tensors(expression: Expression) -> list[Tensor]:
 def lazy_values(expression: Expression) -> Tensor:
     """The values as a tensor: computed already, or when they are needed."""
     # No product gains by values of which some were asked for.
-    if expression.is_begun or not may_defer():
+    if expression.is_begun or expression.pattern.is_sharded or not may_defer():
         return expression.value()
     if not expression.requires_grad:
         return LazyValues.of(expression)
@@ -257,6 +258,7 @@ class Index(Tensor):
                 and of_nodes.shape[0] == size
                 and of_nodes.dtype in FLOATING
                 and of_nodes.device == index.pattern.device
+                and is_plain(of_nodes)
                 and may_defer(of_nodes)
             ):
                 pattern, is_row = index.pattern, index.is_row
@@ -283,7 +285,7 @@ _MOST_HEADS = 64
 def index_of(pattern: Pattern, *, is_row: bool) -> Tensor:
     """The row or the column of each entry, ``[nnz]``; plain where nothing may wait."""
     found = pattern.row if is_row else pattern.col
-    if not may_wait(pattern, _MOST_HEADS, found):
+    if pattern.is_sharded or not may_wait(pattern, _MOST_HEADS, found):
         return found
     index = found.as_subclass(Index)
     index.pattern, index.is_row = pattern, is_row

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastgraph.ops.library import is_defined_by
 from fastgraph.sparse.expression import Contraction, Dot, Ends, Entries, Expression, Map
 from fastgraph.sparse.pattern import Pattern
 
@@ -38,9 +39,15 @@ class Factor(NamedTuple):
         """
         tensor = self.tensor
         if place != "entry" and (is_after or torch.is_grad_enabled()):
-            empty = pattern.empty_rows if place == "row" else pattern.empty_columns
-            if empty.numel() > 0:
-                tensor = tensor.index_fill(0, empty, 1.0)
+            if pattern.is_sharded:
+                is_empty = pattern.is_empty_row if place == "row" else pattern.is_empty_column
+                for _ in range(tensor.dim() - 1):
+                    is_empty = is_empty.unsqueeze(-1)
+                tensor = torch.where(is_empty, torch.ones((), dtype=tensor.dtype), tensor)
+            else:
+                empty = pattern.empty_rows if place == "row" else pattern.empty_columns
+                if empty.numel() > 0:
+                    tensor = tensor.index_fill(0, empty, 1.0)
         return tensor.reciprocal() if self.is_divisor else tensor
 
 
@@ -251,10 +258,21 @@ def scaled(
 
 def is_same(a: Tensor, b: Tensor) -> bool:
     """True if both are views of one tensor, of the same numbers and with a common gradient."""
-    if a.shape != b.shape or a.stride() != b.stride() or a.data_ptr() != b.data_ptr():
+    if a.shape != b.shape or not _have_one_memory(a, b):
         return False
     (first, of_first), (second, of_second) = _viewed(a), _viewed(b)
     return not torch.is_grad_enabled() or (first is second and of_first == of_second)
+
+
+def _have_one_memory(a: Any, b: Any) -> bool:
+    if not is_defined_by(a, b):
+        return bool(a.stride() == b.stride() and a.data_ptr() == b.data_ptr())
+    if type(a) is not type(b):
+        return False
+    # All ranks find the same: those that hold no rows have no memory, but views like the others.
+    a, b = a.local, b.local
+    base, other = (x if x._base is None else x._base for x in (a, b))
+    return base is other and a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
 
 
 _VIEWS = ("PermuteBackward0", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0")

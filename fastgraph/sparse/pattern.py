@@ -309,6 +309,18 @@ class Pattern:
 
     @property
     @_once
+    def is_empty_row(self) -> Tensor:
+        """True for the rows without entries, ``[n]``; for indices that are sharded, too."""
+        return self.by_row.sum(torch.ones_like(self.row, dtype=torch.int32)) == 0
+
+    @property
+    @_once
+    def is_empty_column(self) -> Tensor:
+        """True for the columns without entries, ``[m]``."""
+        return self.by_column.sum(torch.ones_like(self.col, dtype=torch.int32)) == 0
+
+    @property
+    @_once
     def ranks(self) -> Tensor:
         """The place of each entry among those of its row, in their order, int32 ``[nnz]``."""
         base = self if self._base is None else self._base

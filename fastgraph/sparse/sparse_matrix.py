@@ -306,10 +306,10 @@ class SparseMatrix:
             return self._reduce_all(rtype)
         if dim not in (0, 1):
             raise ValueError(f"dim must be 0, 1 or None, got {dim}")
-        if isinstance(self._values, Expression):
-            return fusing.reduction(self._values, dim, rtype)
         if self._pattern.is_sharded and rtype != "sprod" and self.dtype in FLOATING:
             return products.reduced(self._pattern, self._val, dim, rtype)
+        if isinstance(self._values, Expression):
+            return fusing.reduction(self._values, dim, rtype)
         groups: Groups = self._pattern.by_row if dim == 1 else self._pattern.by_column
         return groups.reduce(self._val, rtype)
 

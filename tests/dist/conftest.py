@@ -16,13 +16,20 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from tests import forks
 
+ON_SQUARES = ("test_grid_programs", "test_sparse")
+"""Modules whose subject is a grid of several rows and columns."""
+
 _SECONDS_OF_A_RANK = 100.0
 """Ranks share the cores: more of them are given more time."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world_size" in metafunc.fixturenames:
-        sizes = [int(size) for size in metafunc.config.getoption("--ranks").split(",")]
+        asked = metafunc.config.getoption("--ranks")
+        sizes: list[Any] = [int(size) for size in asked.split(",")] if asked else [3]
+        if metafunc.module.__name__.endswith(ON_SQUARES):
+            sizes = sizes if asked else [4]
+            sizes.append(pytest.param(9, marks=pytest.mark.exhaustive))
         metafunc.parametrize("world_size", sizes, scope="module")
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fastgraph.dist as fgd
 import fastgraph.sparse as fgs
+from fastgraph.dist.operators.grid.cost import Exchanged, Widths, volume
+from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.nn import GlobalAGNN, GlobalGAT, GlobalVA
 from fastgraph.sparse import SparseMatrix
@@ -18,7 +21,9 @@ from fastgraph.sparse.groups import REDUCTIONS
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 from tests.dist.test_fused import TOLERANCE, shards
+from tests.dist.test_grid import MESHES
 
+MODES = ("halo", "grid")
 LAYERS = {layer.__name__: layer for layer in (GlobalVA, GlobalAGNN, GlobalGAT)}
 
 FUNCTIONS: dict[str, Callable[[SparseMatrix, Tensor], Tensor]] = {
@@ -40,6 +45,49 @@ FUNCTIONS: dict[str, Callable[[SparseMatrix, Tensor], Tensor]] = {
         for dim in (None, 0, 1)
     },
 }
+
+
+def of_norms(a: SparseMatrix, h: Tensor) -> Tensor:
+    n = torch.linalg.vector_norm(h, dim=1)
+    return a * (fgs.dense(h) @ h.T) / (fgs.rows(n) * fgs.cols(n)) @ h
+
+
+def of_ends(a: SparseMatrix, h: Tensor) -> SparseMatrix:
+    return a * F.leaky_relu(fgs.rows(h[:, 0]) + fgs.cols(h[:, 1]), 0.2)
+
+
+def of_channels(a: SparseMatrix, h: Tensor) -> Tensor:
+    both = F.leaky_relu(fgs.rows(in_heads(h)) + fgs.cols(in_heads(h) * 2), 0.3)
+    weights = a * (both @ torch.linspace(-1, 1, 8).view(4, 2))
+    return weights.softmax() @ in_heads(h)
+
+
+# One operator each, so that every row is sent once.
+FUSED: dict[str, Callable[[SparseMatrix, Tensor], Tensor]] = {
+    "dots": lambda a, h: a * (fgs.dense(h) @ h.T) @ h,
+    "dots of heads": lambda a, h: fgs.bsddmm(a, in_heads(h), keys(h)) @ in_heads(h),
+    "dots, other features": lambda a, h: fgs.sddmm(a, h, h.T) @ h.sin(),
+    "dots of the transpose": lambda a, h: fgs.sddmm(a.T, h, h.T) @ h,
+    "dots over norms": of_norms,
+    "softmax of ends": lambda a, h: of_ends(a, h).softmax() @ h,
+    "ends": lambda a, h: of_ends(a, h) @ h,
+    "softmax of dots of heads": lambda a, h: (
+        fgs.bsddmm(a, in_heads(h), keys(h)).softmax() @ in_heads(h)
+    ),
+    "softmax of channels": of_channels,
+    "tanh of dots": lambda a, h: a * torch.tanh(fgs.dense(h) @ h.T) @ h,
+    "factors of columns": lambda a, h: a * fgs.cols(h[:, 0]) @ h,
+}
+FUNCTIONS.update(FUSED)
+# Which operands are one tensor is found alike on a rank that has none of its rows.
+IN_ALL_LAYOUTS = ["dots", "dots of heads", "dots over norms", "softmax of channels"]
+FUNCTIONS.update(
+    {
+        "sums of dots": lambda a, h: fgs.sddmm(a, h, h.T).sum(1),
+        "extrema of dots": lambda a, h: fgs.sddmm(a, h, h.T).smax(0),
+        "values of dots": lambda a, h: fgs.sddmm(a, h, h.T).val.tanh(),
+    }
+)
 # Products of groups that are with several ranks, or of all values, have no rule.
 GATHERING = ["sprod of None", "sprod of 0", "sprod of 1"]
 
@@ -62,6 +110,10 @@ def in_heads(h: Tensor) -> Tensor:
     return h.view(NUM_NODES, 4, 2)
 
 
+def keys(h: Tensor) -> Tensor:
+    return in_heads(h).permute(1, 0, 2)
+
+
 def results(data: Any, call: Callable[[SparseMatrix, Tensor], Any], *more: Tensor) -> list[Tensor]:
     """The result of a function, and the gradients of values, features and parameters."""
     h, val = (x.detach().requires_grad_() for x in (data.x, data.edge_weight))
@@ -73,6 +125,7 @@ def results(data: Any, call: Callable[[SparseMatrix, Tensor], Any], *more: Tenso
 def on_this_rank() -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)
     found: dict[str, Any] = {"wrong": {}, "gathers": {}, "refused": {}, "modes": {}}
+    found["calls"] = {}
     for mode in ("halo", "grid"):
         one = graph()
         many = shards(PARTITIONS["uneven"](WORLD.size), mode=mode)(graph())
@@ -88,15 +141,28 @@ def on_this_rank() -> dict[str, Any]:
             found["wrong"][key] = [text for p in pairs if (text := deviation(*p, TOLERANCE))]
             found["gathers"][key] = dict(fgd.COUNTS.gathers)
             found["modes"][key] = dict(fgd.COUNTS.aggregation)
+            counted = fgd.COUNTS.aggregation["grid"] + fgd.COUNTS.attention["grid"]
+            found["calls"][key] = counted
 
         for name, call in FUNCTIONS.items():
-            compare(name, call)
+            if mode == "grid" or name not in FUSED or name in IN_ALL_LAYOUTS:
+                compare(name, call)
         for name, make in LAYERS.items():
             for channels in (3, NUM_FEATURES + 3):
                 torch.manual_seed(0)
                 layer = make(NUM_FEATURES, channels)
                 compare(f"{name}, {channels}", layer, *layer.parameters())
+        if mode == "grid":
+            empty = shards(PARTITIONS["one is empty"](WORLD.size), mode=mode)(graph())
+            for name in IN_ALL_LAYOUTS:
+                compare(f"{name}, one is empty", FUSED[name], many=empty)
         a = fgs.from_edge_index(many.edge_index, num_nodes=NUM_NODES)
+        waiting, h = fgs.sddmm(a, many.x, many.x.T), many.x
+        h += 1
+        try:
+            waiting @ h
+        except RuntimeError as error:
+            found["edited"] = str(error)
         assert fgd.is_sharded(a.val) and a.val.dtype == torch.float32
         for name, refused in REFUSED.items():
             try:
@@ -107,6 +173,38 @@ def on_this_rank() -> dict[str, Any]:
             fgs.from_edge_index(many.edge_index, num_nodes=3)
         except IndexError as error:
             found["outside"] = str(error)
+    found["sent"] = {mesh: sent(mesh) for mesh in MESHES[WORLD.size]}
+    return found
+
+
+def sent(mesh: Mesh) -> dict[str, tuple[int, int]]:
+    """Bytes of a step of vanilla attention, counted and predicted."""
+    data = shards(PARTITIONS["uneven"](WORLD.size), mode="grid", mesh=mesh)(graph())
+    counts, k = data.x.rows.counts, NUM_FEATURES
+    found = {}
+
+    def by_two(a: SparseMatrix, h: Tensor) -> Tensor:
+        scores = fgs.SparseMatrix(a.pattern, fgs.sddmm(a, h, h.T).val * 1.0)
+        return fgs.spmm(scores, h)
+
+    # A layer with much fewer channels out multiplies first.
+    calls: dict[str, tuple[Any, Widths]] = {
+        "one operator": (lambda a, h: fgs.sddmm(a, h, h.T) @ h, Widths(k, k, k)),
+        "two operators": (by_two, Widths(2 * k, k, k)),
+        "a layer": (GlobalVA(k, k), Widths(k, k, k)),
+        "a narrowing layer": (GlobalVA(k, 3), Widths(k + 3, k, 3)),
+        "a layer of cosines": (GlobalAGNN(k, k), Widths(k + 1, k, k)),
+    }
+    for name, (call, widths) in calls.items():
+        for _ in range(2):  # the first one plans
+            h = data.x.detach().requires_grad_()
+            a = fgs.from_edge_index(data.edge_index, num_nodes=NUM_NODES)
+            a = a.to(dtype=h.dtype)
+            fgd.COUNTS.reset()
+            torch.autograd.grad(call(a, h).sin().sum(), [h])
+        of_bytes = Widths(*(8 * width for width in widths))
+        expected = volume(mesh, Exchanged(of_bytes, of_bytes), counts, counts)
+        found[name] = fgd.COUNTS.sent["all_to_all"], expected.sent[WORLD.rank]
     return found
 
 
@@ -118,7 +216,8 @@ def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Any]]:
 
 def test_functions_and_layers_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
-        assert len(of_rank["wrong"]) == 2 * (len(FUNCTIONS) + 2 * len(LAYERS))
+        left_out = len(FUSED) - 2 * len(IN_ALL_LAYOUTS)
+        assert len(of_rank["wrong"]) == 2 * (len(FUNCTIONS) + 2 * len(LAYERS)) - left_out
         assert {key: wrong for key, wrong in of_rank["wrong"].items() if wrong} == {}
         gathering = {key.rpartition(", ")[0] for key, some in of_rank["gathers"].items() if some}
         assert gathering <= {*GATHERING}
@@ -127,7 +226,24 @@ def test_functions_and_layers_are_those_of_one_process(found: list[dict[str, Any
 def test_layers_are_computed_on_the_grid(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         for name in LAYERS:
-            assert of_rank["modes"][f"{name}, 3, grid"] == {"grid": 2}
+            assert of_rank["modes"][f"{name}, 3, grid"] == {"grid": 1}
+        for name in FUSED:
+            assert of_rank["calls"][f"{name}, grid"] == 1, name
+        for name in IN_ALL_LAYOUTS:
+            assert of_rank["calls"][f"{name}, one is empty, grid"] == 1, name
+
+
+def test_a_row_is_sent_once_by_one_operator(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        for steps in of_rank["sent"].values():
+            for name, (counted, predicted) in steps.items():
+                assert counted == predicted > 0, name
+            assert 4 * steps["one operator"][0] >= 2 * steps["two operators"][0]
+
+
+def test_operands_that_were_edited_are_an_error(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert "was edited in place before the values were computed" in of_rank["edited"]
 
 
 def test_what_needs_all_entries_is_refused(found: list[dict[str, Any]]) -> None:
@@ -135,6 +251,3 @@ def test_what_needs_all_entries_is_refused(found: list[dict[str, Any]]) -> None:
         assert set(of_rank["refused"]) == {f"{n}, {mode}" for n in REFUSED for mode in MODES}
         assert all("no rank has all of them" in text for text in of_rank["refused"].values())
         assert "expected 0 <= row < 3" in of_rank["outside"]
-
-
-MODES = ("halo", "grid")

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.mesh import GRID
 from fastgraph.dist.tensor import collectives, originals
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import take
@@ -120,6 +121,11 @@ class ShardedTensor(Tensor):
             f"{func} got a sharded tensor from code that does not look for tensor subclasses; "
             "give it fastgraph.dist.whole(tensor)"
         )
+
+    @property
+    def reduces_on_ranks(self) -> bool:
+        """See :func:`fastgraph.ops.library.reduces_on_ranks`: on a grid they do."""
+        return self.rows.mode == GRID
 
     def cached(self, key: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
         """The result of ``make``, cached until this is edited or freed, which must not keep it."""
