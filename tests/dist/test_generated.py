@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as gnn
 from torch import Tensor
+from torch_geometric.data import Data
 
+import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist.graphs import generated
+from fastgraph.dist.graphs import cells, generated
+from fastgraph.dist.graphs.generated import GRAPH500
+from fastgraph.dist.graphs.owners import owner_of_edges
 from fastgraph.dist.ranks.world import WORLD
 
 SCALE, EDGES, NODES = 7, 1500, 101
@@ -18,11 +23,31 @@ SCALE, EDGES, NODES = 7, 1500, 101
 
 def drawn(**options: Any) -> dict[str, Any]:
     """Both kinds of graphs, with pieces so small that ranks draw several."""
-    generated._PIECE, generated._ROWS = 256, 16
+    generated._PIECE, generated._ROWS = 32, 16
     return {
         "kronecker": fgd.kronecker(SCALE, EDGES, features=3, seed=5, **options),
         "erdos_renyi": fgd.erdos_renyi(NODES, EDGES, features=3, seed=5, **options),
     }
+
+
+def trained(data: Any) -> list[Tensor]:
+    """Losses and parameters of steps, whose norms ranks add up of degrees."""
+    torch.manual_seed(0)
+    x, edge_index = (data.x.double(), data.edge_index)
+    model = gnn.Sequential(
+        "x, edge_index",
+        [(gnn.GCNConv(3, 4), "x, edge_index -> x"), (gnn.GATConv(4, 2), "x, edge_index -> x")],
+    ).double()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    losses = []
+    with fastgraph.enabled():
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = (model(x, edge_index) - x[:, :2]).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    return [*losses, *(w.detach() for w in model.parameters())]
 
 
 def in_order(edge_index: Tensor) -> Tensor:
@@ -34,8 +59,12 @@ def in_order(edge_index: Tensor) -> Tensor:
 def on_this_rank() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for mode in ("halo", "grid"):
+        fgd.COUNTS.reset()
+        drawn(mode=mode)
+        found[f"born, {mode}"] = dict(fgd.COUNTS.sent)
         for kind, data in drawn(mode=mode).items():
             local = data.edge_index.local
+            found[f"{kind}, {mode}, trained"] = trained(data)
             fgd.COUNTS.reset()
             out = ops.spmm(data.x, data.edge_index, num_out=data.num_nodes)
             far = fgd.COUNTS.plans, fgd.COUNTS.sent["all_to_all"]
@@ -91,11 +120,45 @@ def test_the_graph_is_that_of_one_process(
             first, second = result["sent"]
             assert first[1] == second[1]
         assert not result["gathers"]
+    plain = Data(x=x, edge_index=edges)
+    expected = trained(plain)
+    for of_rank in found:
+        for a, b in zip(expected, of_rank[f"{kind}, {mode}, trained"], strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+        # Nobody sends edges: what is sent are arguments, and how many edges there are.
+        assert set(of_rank[f"born, {mode}"]) <= {"all_gather", "all_reduce", "gather_objects"}
+        assert sum(of_rank[f"born, {mode}"].values()) < 10_000
     assert sum(of_rank[f"{kind}, {mode}"]["own"] for of_rank in found) == edges.shape[1]
     # No rank has all edges, and one third more than its share at most.
     if len(found) > 1:
         most = max(of_rank[f"{kind}, {mode}"]["own"] for of_rank in found)
         assert most < 1.5 * edges.shape[1] / len(found)
+
+
+@pytest.mark.parametrize("mode", ["halo", "grid"])
+@pytest.mark.parametrize("ranks", [2, 9, 16, 37])
+def test_blocks_of_all_ranks_are_the_whole(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, mode: str
+) -> None:
+    """Each block is drawn here as its rank would draw it, which asks nobody."""
+    fgd.init()
+    names = torch.Generator().manual_seed(0)
+    for made in (cells.Uniform(1 << SCALE, 3), cells.Kronecker(SCALE, GRAPH500, 3, names)):
+
+        def block(rank: int, size: int, made: cells.Cells = made) -> Tensor:
+            monkeypatch.setattr(WORLD, "rank", rank)
+            monkeypatch.setattr(WORLD, "size", size)
+            owners = lambda pair: owner_of_edges(pair[0], pair[1], mode)  # noqa: E731
+            return generated._of_block(made, 1 << SCALE, EDGES, 1, owners)
+
+        parts = [block(rank, ranks) for rank in range(ranks)]
+        assert torch.equal(in_order(torch.cat(parts, 1)), in_order(block(0, 1)))
+        if ranks == 9 and mode == "grid":
+            ends = torch.tensor([(1 << SCALE) * rank // 9 for rank in range(1, 9)])
+            of_nodes = torch.bucketize(torch.arange(1 << SCALE), ends, right=True)
+            for rank, (source, destination) in enumerate(parts):
+                assert (of_nodes[source] % 3 == rank % 3).all()
+                assert (of_nodes[destination] // 3 == rank // 3).all()
 
 
 def test_arguments_that_differ_are_an_error_on_all_ranks(found: list[dict[str, Any]]) -> None:
@@ -132,8 +195,43 @@ def test_the_shares_of_quadrants_are_those_of_the_initiator() -> None:
 
 def test_names_are_a_bijection() -> None:
     for scale in (0, 1, 2, 5, 11):
-        names = generated._Names(scale, seed=3)(torch.arange(1 << scale))
+        made = cells.Names(scale, torch.Generator().manual_seed(3))
+        names = made(torch.arange(1 << scale))
         assert torch.equal(names.sort().values, torch.arange(1 << scale))
+
+
+@pytest.mark.parametrize("levels", [0, 2, 6])
+def test_edges_are_distributed_as_the_initiator_says(levels: int) -> None:
+    scale, num_edges, initiator = 6, 200_000, (0.5, 0.25, 0.2, 0.05)
+    g = torch.Generator().manual_seed(1)
+    made = cells.Kronecker(scale, initiator, levels, g)
+    counts = cells.counts_of(made, num_edges, g)
+    assert int(counts.sum()) == num_edges
+    drawn = torch.cat(
+        [made.draw(i, j, int(counts[i, j]), g) for i, j in counts.nonzero().tolist()], 1
+    )
+    groups = torch.bucketize(drawn, made.bounds[1:-1], right=True)
+    of_cells = (groups[0] * len(counts) + groups[1]).bincount(minlength=counts.numel())
+    assert torch.equal(of_cells, counts.flatten())
+    for ends, of_bit in ((drawn[0], (0.75, 0.25)), (drawn[1], (0.7, 0.3))):
+        share = torch.ones(1, dtype=torch.float64)
+        for _ in range(scale):
+            share = torch.kron(share, torch.tensor(of_bit, dtype=torch.float64))
+        found = ends.bincount(minlength=1 << scale).double().sort().values
+        expected = share.sort().values * num_edges
+        # Nodes with as many ones among their bits are alike, and far from all others.
+        for level in expected.round(decimals=3).unique():
+            own = (expected - level).abs() < 0.01
+            off = float((found[own].sum() - expected[own].sum()).abs())
+            assert off < 6 * float(expected[own].sum()) ** 0.5
+
+
+def test_groups_of_even_edges_are_as_many_as_nodes() -> None:
+    made = cells.Uniform(5, 3)
+    assert made.bounds.tolist() == [0, 1, 2, 3, 4, 5]
+    counts = cells.counts_of(made, 10_000, torch.Generator().manual_seed(0))
+    assert int(counts.sum()) == 10_000
+    assert float((counts - 400).abs().max()) < 6 * 20
 
 
 def test_a_seed_says_all() -> None:

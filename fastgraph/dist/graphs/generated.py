@@ -1,26 +1,28 @@
-"""Random graphs that ranks draw together: none ever holds the whole.
+"""Random graphs that are born on ranks: none ever holds the whole, and no edge is sent.
 
-Edges are drawn in pieces of a fixed size, each by a generator of its own. A rank draws some pieces,
-and each edge moves once, to the rank that computes with it. So the graph is a function of the seed
-and its sizes, whatever the number of ranks and the mode. Features are drawn like that, too.
+Each rank draws the cells of the adjacency matrix in which it has edges
+(:mod:`fastgraph.dist.graphs.cells`), each by a generator of its own. So the graph is a function of
+the seed and its sizes, whatever the number of ranks and the mode. So are features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs import dgl, pyg_functions
+from fastgraph.dist.graphs.cells import Cells, Kronecker, Uniform, counts_of, levels_for
 from fastgraph.dist.graphs.owners import owner_of_edges
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
-from fastgraph.dist.tensor.layout import Layout, know, known
+from fastgraph.dist.tensor.layout import Consecutive, Layout, know, known
 from fastgraph.dist.tensor.sharded import ShardedTensor
 
 if TYPE_CHECKING:
@@ -29,18 +31,16 @@ if TYPE_CHECKING:
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
 """The initiator of the Graph500 benchmark."""
 
-_PIECE = 1 << 16
-"""Edges that one generator draws."""
+_PIECE = 1 << 18
+"""Edges of a cell that are drawn at once."""
 
 _ROWS = 1 << 12
 """Rows of features that one generator draws."""
 
 _LARGEST_SCALE = 31
 
-_EDGES, _FEATURES, _NAMES = 0, 1, 2
-"""Kinds of pieces: their generators are others."""
-
-Draw = Callable[[int, torch.Generator], Tensor]
+_EDGES, _FEATURES, _NAMES, _COUNTS = 0, 1, 2, 3
+"""Kinds of what is drawn: their generators are others."""
 
 
 def kronecker(
@@ -53,14 +53,14 @@ def kronecker(
     mode: str = "auto",
     mesh: Mesh | None = None,
 ) -> Data:
-    """A Kronecker graph of ``2 ** scale`` nodes, drawn by all ranks together.
+    """A Kronecker graph of ``2 ** scale`` nodes, of which each rank draws its block alone.
 
     Each edge falls into a quadrant of the adjacency matrix by the probabilities of the initiator,
     into a quadrant of that, and so on (Chakrabarti et al., "R-MAT", SDM 2004; Leskovec et al.,
     "Kronecker graphs", JMLR 11, 2010). Nodes then are renamed at random, so that hubs are with all
-    ranks; several edges between two nodes in one direction become one. Nodes may be left without
-    edges. A rank holds its edges and nodes, and, as of any graph, who owns which node: four bytes
-    for each.
+    ranks; several edges between two nodes in one direction become one, and self-loops are kept.
+    Nodes may be left without edges. Ranks send each other nothing of the graph: each draws the
+    block that it computes with, and holds nothing else.
 
     Args:
         scale: 0 to 31.
@@ -88,19 +88,13 @@ def kronecker(
         raise ValueError(
             f"initiator must be four probabilities that add up to 1, got {[*initiator]}"
         )
-    names = _Names(scale, seed)
-    ends = shares.cumsum(0)[:3]
 
-    def draw(count: int, generator: torch.Generator) -> Tensor:
-        pair = torch.zeros(2, count, dtype=torch.int64)
-        for _ in range(scale):
-            drawn = torch.rand(count, generator=generator, dtype=torch.float64)
-            quadrant = torch.bucketize(drawn, ends, right=True)
-            pair = pair * 2 + torch.stack([quadrant // 2, quadrant % 2])
-        return names(pair)
+    def make() -> Cells:
+        names = _generator(seed, _NAMES, 0)
+        return Kronecker(scale, shares.tolist(), levels_for(num_edges), names)
 
     key = "kronecker", scale, tuple(shares.tolist())
-    return _graph(draw, 1 << scale, num_edges, features, seed, mode, mesh, key)
+    return _graph(make, 1 << scale, num_edges, features, seed, mode, mesh, key)
 
 
 def erdos_renyi(
@@ -130,11 +124,11 @@ def erdos_renyi(
     """
     _check_number("num_nodes", num_nodes, 1, 1 << _LARGEST_SCALE)
 
-    def draw(count: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(0, num_nodes, (2, count), generator=generator)
+    def make() -> Cells:
+        return Uniform(num_nodes, levels_for(num_edges))
 
     return _graph(
-        draw, num_nodes, num_edges, features, seed, mode, mesh, ("erdos_renyi", num_nodes)
+        make, num_nodes, num_edges, features, seed, mode, mesh, ("erdos_renyi", num_nodes)
     )
 
 
@@ -145,30 +139,15 @@ def _check_number(name: str, value: object, least: int, most: int | None = None)
         raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
 
 
-class _Names:
-    """Other numbers for nodes: a bijection of ``2 ** scale`` of them, which takes no memory."""
-
-    def __init__(self, scale: int, seed: int) -> None:
-        self._scale, self._mask = scale, (1 << scale) - 1
-        drawn = torch.randint(0, 1 << 31, (6,), generator=_generator(seed, _NAMES, 0)).tolist()
-        self._rounds = [(drawn[i] | 1, drawn[i + 1]) for i in (0, 2, 4)]
-
-    def __call__(self, nodes: Tensor) -> Tensor:
-        for factor, term in self._rounds:  # products of 31 bits each fit into 63
-            nodes = (nodes * (factor & self._mask | 1) + (term & self._mask)) & self._mask
-            nodes = nodes ^ nodes >> (self._scale + 1) // 2
-        return nodes
-
-
 def _generator(seed: int, kind: int, piece: int) -> torch.Generator:
     """Of one piece: seeds that are close to each other give unrelated numbers."""
-    mixed = (seed * 3 + kind) * 0x9E3779B97F4A7C15 + piece * 0xBF58476D1CE4E5B9
+    mixed = (seed * 4 + kind) * 0x9E3779B97F4A7C15 + piece * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ mixed >> 31) * 0x94D049BB133111EB % (1 << 64)
     return torch.Generator().manual_seed(mixed >> 1)
 
 
 def _graph(
-    draw: Draw,
+    make: Callable[[], Cells],
     num_nodes: int,
     num_edges: int,
     features: int,
@@ -191,18 +170,17 @@ def _graph(
     hooks.install()
     pyg_functions.install()
     dgl.install()
-    cuts = [num_nodes * rank // WORLD.size for rank in range(WORLD.size + 1)]
-    nodes = _consecutive([cuts[rank + 1] - cuts[rank] for rank in range(WORLD.size)])
+    cuts = _cuts(num_nodes)
+    nodes = Consecutive([stop - start for start, stop in pairwise(cuts)])
     nodes.mode, nodes.mesh = mode, mesh
     know(nodes)
-    ends = torch.tensor(cuts[1:-1])
 
-    def owners(pair: Tensor) -> Tensor:
-        source, destination = torch.bucketize(pair, ends, right=True)
-        return owner_of_edges(source, destination, mode, mesh)
+    def owners(ranks: Tensor) -> Tensor:
+        return owner_of_edges(ranks[0], ranks[1], mode, mesh)
 
-    pair = _distinct(_at_owners(_drawn(draw, num_edges, seed), owners), num_nodes)
-    edges = _consecutive(transport.all_gather(torch.tensor([pair.shape[1]]), [1] * WORLD.size))
+    pair = _of_block(make(), num_nodes, num_edges, seed, owners)
+    of_ranks = transport.all_gather(torch.tensor([pair.shape[1]]), [1] * WORLD.size)
+    edges = Consecutive(of_ranks.tolist())
     if known(edges.n) is None:
         know(edges)
     data = Data(edge_index=ShardedTensor(pair, edges, 1), num_nodes=num_nodes)
@@ -212,38 +190,50 @@ def _graph(
     return data
 
 
-def _consecutive(counts: Sequence[int] | Tensor) -> Layout:
-    """The layout of so many rows on each rank, one rank after the other."""
-    counts = [int(count) for count in counts]
-    start = sum(counts[: WORLD.rank])
-    return Layout(torch.arange(start, start + counts[WORLD.rank]), sum(counts), counts)
+def _of_block(
+    cells: Cells, num_nodes: int, num_edges: int, seed: int, owners: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The edges that this rank computes with, int64 ``[2, edges]``, by destination, each once.
 
-
-def _drawn(draw: Draw, num_edges: int, seed: int) -> Iterator[Tensor]:
-    """The edges that this rank draws, ``[2, edges]`` for each round of pieces, as many on all."""
-    pieces = -(-num_edges // _PIECE)
-    for first in range(0, pieces, WORLD.size):
-        piece = first + WORLD.rank
-        count = max(min(_PIECE, num_edges - piece * _PIECE), 0)
-        yield draw(count, _generator(seed, _EDGES, piece))
-
-
-def _at_owners(drawn: Iterator[Tensor], owners: Callable[[Tensor], Tensor]) -> Tensor:
-    """The edges of this rank, of all that were drawn."""
-    found = [torch.empty(0, 2, dtype=torch.int64)]
-    for pair in drawn:
-        owner = owners(pair)
-        sends = torch.bincount(owner, minlength=WORLD.size)
-        receives = transport.all_gather(sends[None], [1] * WORLD.size)[:, WORLD.rank]
-        sent = pair[:, owner.argsort(stable=True)].t().contiguous()
-        found.append(transport.all_to_all(sent, sends.tolist(), receives.tolist()))
-    return torch.cat(found).t()
-
-
-def _distinct(pair: Tensor, num_nodes: int) -> Tensor:
-    """Edges in ascending order by destination, each once."""
-    places = torch.unique(pair[1] * num_nodes + pair[0])
+    Args:
+        cells: where edges may be.
+        num_nodes: how many there are.
+        num_edges: how many are drawn in all cells.
+        seed: of the graph.
+        owners: gives the ranks of edges, of pairs of the ranks of their ends.
+    """
+    counts = counts_of(cells, num_edges, _generator(seed, _COUNTS, 0))
+    ends = torch.tensor(_cuts(num_nodes)[1:-1])
+    found = [torch.empty(0, dtype=torch.int64)]
+    for source, destination in _near(cells.bounds, ends, owners).nonzero().tolist():
+        left, cell = int(counts[source, destination]), source * len(counts) + destination
+        generator = _generator(seed, _EDGES, cell)
+        drawn = [torch.empty(0, dtype=torch.int64)]
+        while left > 0:
+            pair = cells.draw(source, destination, min(left, _PIECE), generator)
+            left -= _PIECE
+            is_own = owners(torch.bucketize(pair, ends, right=True)) == WORLD.rank
+            drawn.append((pair[1] * num_nodes + pair[0])[is_own])
+        found.append(torch.cat(drawn).unique())  # those of another cell are others
+    places = torch.cat(found).sort().values
     return torch.stack([places % num_nodes, places // num_nodes])
+
+
+def _near(bounds: Tensor, ends: Tensor, owners: Callable[[Tensor], Tensor]) -> Tensor:
+    """Bool ``[groups, groups]``: the cells in which this rank may have edges."""
+    ranks = torch.arange(WORLD.size)
+    is_own = owners(torch.cartesian_prod(ranks, ranks).T) == WORLD.rank
+    before = torch.zeros(WORLD.size + 1, WORLD.size + 1, dtype=torch.int64)
+    before[1:, 1:] = is_own.view(WORLD.size, WORLD.size).long().cumsum(0).cumsum(1)
+    first = torch.bucketize(bounds[:-1], ends, right=True)
+    last = torch.bucketize(bounds[1:] - 1, ends, right=True) + 1
+    of_last, of_first = before[last], before[first]
+    return (of_last[:, last] - of_last[:, first] - of_first[:, last] + of_first[:, first]) > 0
+
+
+def _cuts(num_nodes: int) -> list[int]:
+    """Where the nodes of each rank begin, and where those of the last one end."""
+    return [num_nodes * rank // WORLD.size for rank in range(WORLD.size + 1)]
 
 
 def _rows(nodes: Layout, features: int, seed: int) -> Tensor:

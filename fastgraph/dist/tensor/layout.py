@@ -103,10 +103,14 @@ class Layout:
 
     def held(self, positions: Tensor | int) -> Held:
         """The owners of these global positions. All ranks must call it the first time."""
-        place = self._order[positions].long()
+        place = self._places_of(positions)
         ends = torch.tensor(self.counts).cumsum(0)
         owner = torch.bucketize(place, ends[:-1], right=True)
         return Held(owner, place - (ends - torch.tensor(self.counts))[owner])
+
+    def _places_of(self, positions: Tensor | int) -> Tensor:
+        """Where the rows at these positions are when parts are put together."""
+        return self._order[positions].long()
 
     def same(self, other: Layout) -> bool:
         """True if all ranks hold the same rows under both; all ranks get the same answer."""
@@ -150,8 +154,7 @@ class Layout:
         """The layout of as many rows on each rank, which follow those of the rank before."""
 
         def make() -> Layout:
-            start = sum(self.counts[: WORLD.rank])
-            return Layout(torch.arange(start, start + self.mine), self.n, self.counts)
+            return Consecutive(self.counts)
 
         layout: Layout = self.derived.get("in order", make)
         return layout
@@ -167,6 +170,32 @@ class Layout:
         make = lambda: self.at(torch.arange(start, stop, step))  # noqa: E731
         layout: Layout = self.derived.get(("span", start, stop, step), make)
         return layout
+
+
+class Consecutive(Layout):
+    """The layout of rows that follow those of the rank before: nobody keeps where others are.
+
+    Args:
+        counts: how many rows each rank holds.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        start = sum(counts[: WORLD.rank])
+        super().__init__(torch.arange(start, start + counts[WORLD.rank]), sum(counts), counts)
+
+    @property
+    def order(self) -> Tensor:
+        """See :attr:`Layout.order`; made at each call."""
+        return torch.arange(self.n)
+
+    def _places_of(self, positions: Tensor | int) -> Tensor:
+        given = torch.as_tensor(positions)
+        if given.dtype == torch.bool:
+            return self.order[given]
+        given = given.long()
+        if given.numel() and (int(given.min()) < -self.n or int(given.max()) >= self.n):
+            raise IndexError(f"positions must be below {self.n}, got {int(given.max())}")
+        return torch.where(given < 0, given + self.n, given)
 
 
 def joined(parts: Sequence[Layout]) -> Layout:
@@ -210,8 +239,7 @@ def usual(n: int) -> Layout:
 
     def make() -> Layout:
         cuts = [n * rank // WORLD.size for rank in range(WORLD.size + 1)]
-        counts = [stop - start for start, stop in pairwise(cuts)]
-        return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
+        return Consecutive([stop - start for start, stop in pairwise(cuts)])
 
     return _known.get(n) or _even.get(n, make)
 
