@@ -44,7 +44,7 @@ def graphs_for(ranks: int) -> dict[str, tuple[int, int]]:
 def measured(
     ranks: int, nodes: int, rounds: int, largest: tuple[int, int, int], are_timed: bool
 ) -> list[Any]:
-    """What each rank found."""
+    """The results of each rank."""
     from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_global_steps import measure
 
