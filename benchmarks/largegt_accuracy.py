@@ -17,13 +17,12 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
 
 import fastgraph
 from measure.largegt_models import MODELS, Sizes, Source
 from measure.largegt_training import Limits, run
 from measure.machine import machine_facts
-from measure.output import RESULTS, Record, publish
+from measure.output import RESULTS, Record, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "largegt"))
 
@@ -108,8 +107,9 @@ def report(records: tuple[Path, ...], out: Path, name: str) -> None:
         "machine": next(m for line in lines for m in line.lines("machine")),
         "runs": [found for line in lines for found in line.lines("run")],
     }
-    publish(Console(stderr=True), out, name, results, markdown(results))
-    draw(results, out, name)
+    path = write(out, name, results, markdown(results))
+    pictures = draw(results, path.with_suffix(""))
+    print("written:", *(file.name for file in [path, *pictures]))
 
 
 if __name__ == "__main__":

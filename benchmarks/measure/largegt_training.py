@@ -23,7 +23,7 @@ class Limits(NamedTuple):
         seconds: of training, in processor time.
         epochs: of training.
         patient: it ends when it has trained 2.5 times as long as the best model so far had, and
-            for a quarter of ``seconds``.
+            for a quarter of ``seconds`` and three epochs.
     """
 
     seconds: float | None = None
@@ -90,7 +90,8 @@ def run(name: str, source: Source, sizes: Sizes, limits: Limits) -> dict[str, An
             if scores[0] > best:
                 best, best_at, best_state = scores[0], spent, copy.deepcopy(way.model.state_dict())
             next_point = max(spent + least, spent * 1.25)
-            if limits.patient and spent > max(2.5 * best_at, (limits.seconds or 0.0) / 4):
+            enough = max(2.5 * best_at, (limits.seconds or 0.0) / 4)
+            if limits.patient and spent > enough and steps >= 3 * way.steps:
                 stop = True
             way.model.train()
             started = time.process_time()
