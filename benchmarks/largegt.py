@@ -1,11 +1,12 @@
-"""Loading for LargeGT: tokens from mapped files beside a neighbour sampler, cold and warm.
+"""Loading and epochs of LargeGT: tokens from mapped files beside a neighbour sampler.
 
     FASTGRAPH_DATA=... PYTHONPATH=. python benchmarks/largegt.py [--source debian]
 
 Each loader runs in a process of its own, over the same input nodes: one epoch after the system has
 forgotten the files, then some whose best counts. Processor time is that of all threads, and by the
 wall clock a machine counts what else it does, too. Memory is what the process has allocated besides
-pages of files. Beside them the bounded computation of context features. Results go to
+pages of files. Beside them the bounded computation of context features, and epochs of all models
+that ``largegt_accuracy.py`` trains, by some of their batches. Results go to
 ``benchmarks/results/<date>-<name>.json`` and ``.md``.
 """
 
@@ -26,6 +27,7 @@ from rich.progress import track
 from measure.output import RESULTS, publish
 
 _MIB = 1 << 20
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "largegt"))
 
 
 def apart(step: Callable[..., Any], *arguments: Any) -> Any:
@@ -67,9 +69,22 @@ def markdown(results: dict[str, Any]) -> str:
         for source, cells in results["context"].items()
         for cell in cells
     ]
+    epochs = [
+        [
+            source,
+            cell["model"],
+            f"{cell['parameters']:,}",
+            f"{cell['plain']:.1f}" if "plain" in cell else "",
+            f"{cell['ours']:.1f}",
+            f"{cell['plain'] / cell['ours']:.2f}x" if "plain" in cell else "",
+        ]
+        for source, cells in results["epochs"].items()
+        for cell in cells
+    ]
+    sizes = ", ".join(f"{key} {value}" for key, value in results["sizes"].items())
     return "\n".join(
         [
-            "# Loading for LargeGT",
+            "# Loading and epochs of LargeGT",
             "",
             f"`{results['command']}`; milliseconds of a batch of {results['batch']} nodes with "
             f"{results['k']} local nodes and {results['channels']} channels, processor and wall; "
@@ -82,6 +97,11 @@ def markdown(results: dict[str, Any]) -> str:
             "seconds:",
             "",
             *table(["graph", "bound", "peak", "processor", "wall"], of_context),
+            "",
+            f"Epochs of training, half of the nodes, in processor seconds; {sizes}. Both sides of "
+            "message passing sample 20 and 10 neighbours by our sampler:",
+            "",
+            *table(["graph", "model", "parameters", "PyG", "fastgraph", ""], epochs),
         ]
     )
 
@@ -95,6 +115,8 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--batches", default=8, show_default=True, help="Of an epoch.")
 @click.option("--k", default=100, show_default=True, help="Local nodes.")
 @click.option("--channels", default=100, show_default=True)
+@click.option("--epoch-k", default=50, show_default=True, help="Local nodes, in epochs.")
+@click.option("--epoch-batches", default=2, show_default=True, help="Measured of an epoch.")
 @click.option("--source", "sources", multiple=True, default=("debian", "wordnet"))
 def main(
     out: Path,
@@ -105,8 +127,12 @@ def main(
     batches: int,
     k: int,
     channels: int,
+    epoch_k: int,
+    epoch_batches: int,
     sources: tuple[str, ...],
 ) -> None:
+    from measure import largegt_epochs
+    from measure.largegt_models import Sizes
     from measure.machine import machine_facts
     from measure.token_loading import WAYS, context_step, measured, prepare
 
@@ -120,6 +146,8 @@ def main(
         "graphs": {},
         "loaders": {},
         "context": {},
+        "sizes": (sizes := Sizes(epoch_k))._asdict(),
+        "epochs": {},
     }
     for source in sources:
         with tempfile.TemporaryDirectory() as name_of_folder:
@@ -135,6 +163,8 @@ def main(
                 apart(context_step, folder, folder / f"bounded-{mib}", mib * _MIB, threads)
                 for mib in (24, 64, 1024)
             ]
+        given = (source, sizes, epoch_batches, rounds, threads)
+        results["epochs"][source] = apart(largegt_epochs.measured, *given)
     publish(console, out, name, results, markdown(results))
 
 
