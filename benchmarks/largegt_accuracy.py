@@ -19,7 +19,7 @@ import click
 import torch
 
 import fastgraph
-from measure.largegt_models import MODELS, Sizes, Source
+from measure.largegt_models import BEYOND, MODELS, Sizes, Source
 from measure.largegt_training import Limits, run
 from measure.machine import machine_facts
 from measure.output import RESULTS, Record, write
@@ -44,7 +44,9 @@ def main() -> None:
 @main.command()
 @click.argument("record", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--graph", "names", multiple=True, type=click.Choice(list(SIZES)), default=SIZES)
-@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=MODELS)
+@click.option(
+    "--model", "models", multiple=True, type=click.Choice(MODELS + BEYOND), default=MODELS
+)
 @click.option("--seeds", default=4, show_default=True, help="Runs of each model.")
 @click.option("--k", "all_k", multiple=True, type=int, help="Local nodes, for several values.")
 @click.option("--seconds", type=float, help="Of training, in processor time.")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
@@ -22,6 +23,10 @@ MODULES = {"NAGphormer-like": "local", "GOAT-global": "global"} | {
     f"LargeGT-{module}": module for module in ("local", "full")
 }
 MODELS = ("MLP", *MESSAGE_PASSING, *MODULES)
+OWN_TOKENS, WITH_HOPS = "MLP of own tokens", "LargeGT-local, told hops"
+BEYOND = (OWN_TOKENS, WITH_HOPS)
+"""Of no paper, to tell what LargeGT-local lacks: an MLP of the seed's own features and contexts,
+and LargeGT-local whose tokens say what they are, and how far their node is from the seed."""
 
 
 class Sizes(NamedTuple):
@@ -104,6 +109,7 @@ class Source:
         self.train = (graph.split == 0).nonzero().flatten()
         self.channels, self.classes = graph.x.shape[1], int(graph.y.max()) + 1
         self._tokens: dict[tuple[int, int, int], Data] = {}
+        self._edges: Tensor | None = None
 
     def data(self) -> Data:
         """The graph for PyG."""
@@ -119,27 +125,43 @@ class Source:
             self._tokens[key] = data
         return self._tokens[key]
 
+    def hops(self, nodes: Tensor, others: Tensor) -> Tensor:
+        """0 for a node itself, 1 for its neighbours, 2 for others, ``[nodes, k]``."""
+        num_nodes = len(self.graph.y)
+        if self._edges is None:
+            row, column = self.graph.edge_index
+            self._edges = (row * num_nodes + column).sort().values
+        wanted = nodes.unsqueeze(1) * num_nodes + others
+        place = torch.searchsorted(self._edges, wanted).clamp(max=len(self._edges) - 1)
+        is_neighbour = self._edges[place] == wanted
+        return torch.where(others == nodes.unsqueeze(1), 0, torch.where(is_neighbour, 1, 2))
+
 
 def way_of(name: str, source: Source, sizes: Sizes) -> Way:
-    """A model of ``MODELS`` with its loader."""
+    """A model of ``MODELS`` or ``BEYOND`` with its loader."""
     if name in MESSAGE_PASSING:
         return _message_passing(name, source, sizes)
-    return _mlp(source, sizes) if name == "MLP" else _large_gt(name, source, sizes)
+    if name in MODULES or name == WITH_HOPS:
+        return _large_gt(name, source, sizes)
+    if name == "MLP":
+        return _mlp(source, source.graph.x, sizes)
+    own = source.tokens(1, 2, sizes.positions)
+    return _mlp(source, own.hop_features.flatten(1), sizes)
 
 
 def _steps(train: Tensor, sizes: Sizes) -> int:
     return -(-len(train) // sizes.batch)
 
 
-def _mlp(source: Source, sizes: Sizes) -> Way:
-    graph, train, hidden = source.graph, source.train, sizes.hidden
-    model = MLP([source.channels, hidden, hidden, source.classes], dropout=sizes.dropout)
+def _mlp(source: Source, x: Tensor, sizes: Sizes) -> Way:
+    y, train, hidden = source.graph.y, source.train, sizes.hidden
+    model = MLP([x.shape[1], hidden, hidden, source.classes], dropout=sizes.dropout)
 
     def batches() -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         for ids in train[torch.randperm(len(train))].split(sizes.batch):
-            yield (graph.x[ids],), graph.y[ids]
+            yield (x[ids],), y[ids]
 
-    return Way(model, batches, lambda ids: model(graph.x[ids]), _steps(train, sizes))
+    return Way(model, batches, lambda ids: model(x[ids]), _steps(train, sizes))
 
 
 def _message_passing(name: str, source: Source, sizes: Sizes) -> Way:
@@ -167,11 +189,12 @@ def _message_passing(name: str, source: Source, sizes: Sizes) -> Way:
 
 
 def _large_gt(name: str, source: Source, sizes: Sizes) -> Way:
-    module, train = MODULES[name], source.train
+    told = name == WITH_HOPS
+    module, train = "local" if told else MODULES[name], source.train
     k = sizes.k if name.startswith("LargeGT") else 1
     data = source.tokens(k, 0 if module == "global" else 2, sizes.positions)
     model = LargeGT(
-        source.channels,
+        source.channels + (6 if told else 0),
         sizes.hidden,
         source.classes,
         data.num_nodes,
@@ -184,7 +207,13 @@ def _large_gt(name: str, source: Source, sizes: Sizes) -> Way:
 
     def loaded(ids: Tensor, **options: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         for batch in TokenLoader(data, ids, **options):
-            yield (batch.tokens, batch.positions, batch.n_id), batch.y
+            tokens = batch.tokens
+            if told:
+                hops = source.hops(batch.n_id, data.local_nodes[batch.n_id].long())
+                what = torch.eye(3).repeat(k, 1).expand(len(hops), -1, -1)
+                far = F.one_hot(hops, 3).to(tokens.dtype).repeat_interleave(3, dim=1)
+                tokens = torch.cat([tokens, what, far], dim=2)
+            yield (tokens, batch.positions, batch.n_id), batch.y
 
     def batches() -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         return loaded(train, batch_size=sizes.batch, shuffle=True)

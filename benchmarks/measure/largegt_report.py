@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measure.largegt_models import MODELS
+from measure.largegt_models import BEYOND, MODELS
 from measure.report import machine_lines, table
 
 # "Graph Transformers for Large Graphs", table 2; percent, of 4 runs. Its baselines are those of two
@@ -34,12 +34,13 @@ PAPER_EPOCHS = {
 """Seconds of an epoch of products on a V100: table A.1."""
 
 Runs = Sequence[dict[str, Any]]
+ORDER = MODELS + BEYOND
 
 
 def grouped(runs: Runs) -> dict[str, dict[tuple[Any, ...], Runs]]:
     """By experiment and graph, then by model and ``k``: those of one limit for all, and sweeps."""
     found: dict[str, dict[tuple[Any, ...], list[dict[str, Any]]]] = {}
-    for run in sorted(runs, key=lambda run: (MODELS.index(run["model"]), run["sizes"]["k"])):
+    for run in sorted(runs, key=lambda run: (ORDER.index(run["model"]), run["sizes"]["k"])):
         kind = "sweep" if run["limits"]["seconds"] is None else "models"
         cells = found.setdefault(f"{kind} {run['graph']}", {})
         cells.setdefault((run["model"], run["sizes"]["k"]), []).append(run)
@@ -147,6 +148,8 @@ def _draw_curves(groups: dict[str, Any], path: Path) -> Path:
         for row, part in enumerate(("valid", "test")):
             axis = axes[row][column]
             for (model, _), runs in cells.items():
+                if model in BEYOND:
+                    continue
                 colour = f"C{MODELS.index(model)}"
                 for number, run in enumerate(runs):
                     curve = run["curve"]
