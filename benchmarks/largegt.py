@@ -27,6 +27,7 @@ from rich.progress import track
 from measure.output import RESULTS, publish
 
 _MIB = 1 << 20
+PARTS = ("loaders", "context", "epochs")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "largegt"))
 
 
@@ -81,29 +82,33 @@ def markdown(results: dict[str, Any]) -> str:
         for source, cells in results["epochs"].items()
         for cell in cells
     ]
-    sizes = ", ".join(f"{key} {value}" for key, value in results["sizes"].items())
-    return "\n".join(
-        [
-            "# Loading and epochs of LargeGT",
+    lines = ["# Loading and epochs of LargeGT", "", f"`{results['command']}`", ""]
+    lines += machine_lines(results["machine"])
+    if rows:
+        lines += [
+            f"Milliseconds of a batch of {results['batch']} nodes with {results['k']} local nodes "
+            f"and {results['channels']} channels, processor and wall; seeds per second of "
+            "processor time, warm:",
             "",
-            f"`{results['command']}`; milliseconds of a batch of {results['batch']} nodes with "
-            f"{results['k']} local nodes and {results['channels']} channels, processor and wall; "
-            "seeds per second of processor time, warm.",
-            "",
-            *machine_lines(results["machine"]),
             *table(heading, rows),
-            "",
+        ]
+    if of_context:
+        lines += [
             "Context features of two hops in bfloat16, by how much memory they may take; MiB and "
             "seconds:",
             "",
             *table(["graph", "bound", "peak", "processor", "wall"], of_context),
-            "",
-            f"Epochs of training, half of the nodes, in processor seconds; {sizes}. Both sides of "
-            "message passing sample 20 and 10 neighbours by our sampler:",
+        ]
+    if epochs:
+        sizes = ", ".join(f"{key} {value}" for key, value in results["sizes"].items())
+        lines += [
+            "Epochs of training, on half of the nodes, in processor seconds, by some of their "
+            f"batches; {sizes}. Message passing samples 20 and 10 neighbours, on both sides by our "
+            "sampler:",
             "",
             *table(["graph", "model", "parameters", "PyG", "fastgraph", ""], epochs),
         ]
-    )
+    return "\n".join(lines)
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -117,6 +122,9 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--channels", default=100, show_default=True)
 @click.option("--epoch-k", default=50, show_default=True, help="Local nodes, in epochs.")
 @click.option("--epoch-batches", default=2, show_default=True, help="Measured of an epoch.")
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="Of all."
+)
 @click.option("--source", "sources", multiple=True, default=("debian", "wordnet"))
 def main(
     out: Path,
@@ -129,6 +137,7 @@ def main(
     channels: int,
     epoch_k: int,
     epoch_batches: int,
+    parts: tuple[str, ...],
     sources: tuple[str, ...],
 ) -> None:
     from measure import largegt_epochs
@@ -150,21 +159,26 @@ def main(
         "epochs": {},
     }
     for source in sources:
+        if "epochs" in parts:
+            given = (source, sizes, epoch_batches, rounds, threads)
+            results["epochs"][source] = apart(largegt_epochs.measured, *given)
+        if parts == ("epochs",):
+            continue
         with tempfile.TemporaryDirectory() as name_of_folder:
             folder = Path(name_of_folder)
             facts = apart(prepare, folder, source, k, channels, batch * batches)
             results["graphs"][source] = facts
             quarter = facts["bfloat16_bytes"] // 4
-            results["loaders"][source] = [
-                apart(measured, way, folder, batch, quarter, rounds, threads)
-                for way in track(WAYS, source, console=console)
-            ]
-            results["context"][source] = [
-                apart(context_step, folder, folder / f"bounded-{mib}", mib * _MIB, threads)
-                for mib in (24, 64, 1024)
-            ]
-        given = (source, sizes, epoch_batches, rounds, threads)
-        results["epochs"][source] = apart(largegt_epochs.measured, *given)
+            if "loaders" in parts:
+                results["loaders"][source] = [
+                    apart(measured, way, folder, batch, quarter, rounds, threads)
+                    for way in track(WAYS, source, console=console)
+                ]
+            if "context" in parts:
+                results["context"][source] = [
+                    apart(context_step, folder, folder / f"bounded-{mib}", mib * _MIB, threads)
+                    for mib in (24, 64, 1024)
+                ]
     publish(console, out, name, results, markdown(results))
 
 

@@ -32,7 +32,7 @@ SIZES = {
     "debian": Sizes(k=8),
     "wordnet": Sizes(k=8),
 }
-SECONDS = {"minesweeper": 6.0, "tolokers": 6.0, "debian": 12.0, "wordnet": 12.0}
+SECONDS = {"minesweeper": 6.0, "tolokers": 6.0, "debian": 12.0, "wordnet": 8.0}
 OWN_SPLITS = ("minesweeper", "tolokers")
 
 
@@ -49,6 +49,8 @@ def main() -> None:
 )
 @click.option("--seeds", default=4, show_default=True, help="Runs of each model.")
 @click.option("--k", "all_k", multiple=True, type=int, help="Local nodes, for several values.")
+@click.option("--hidden", type=int, help="Channels.")
+@click.option("--batch", type=int, help="Training nodes of a step.")
 @click.option("--seconds", type=float, help="Of training, in processor time.")
 @click.option("--epochs", type=float, help="Train for so many, however long it takes.")
 @click.option("--threads", default=1, show_default=True)
@@ -58,6 +60,8 @@ def train(
     models: tuple[str, ...],
     seeds: int,
     all_k: tuple[int, ...],
+    hidden: int | None,
+    batch: int | None,
     seconds: float | None,
     epochs: float | None,
     threads: int,
@@ -81,7 +85,8 @@ def train(
                         if epochs is None
                         else Limits(epochs=epochs, patient=False)
                     )
-                    sizes = SIZES[name]._replace(k=k)
+                    given = {"k": k, "hidden": hidden, "batch": batch}
+                    sizes = SIZES[name]._replace(**{s: v for s, v in given.items() if v})
                     key = (name, model, seed, sizes._asdict(), limits._asdict())
                     if any(_key(line) == key for line in lines.lines("run")):
                         continue

@@ -278,6 +278,17 @@ def test_tokens_of_another_dtype_and_strides() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_but_the_first_have_no_place(variant: str) -> None:
+    """A token does not say how far its node is from the seed, unless its channels do."""
+    model = make("local", variant).eval()
+    tokens, _, _ = batch(tokens=9)
+    order = torch.tensor([0, 5, 3, 8, 1, 7, 2, 6, 4])
+    torch.testing.assert_close(model(tokens[:, order]), model(tokens))
+    swapped = tokens[:, [1, 0, *range(2, 9)]]
+    assert float((model(swapped) - model(tokens)).detach().abs().min()) > 1e-6
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_scores_of_pairs_of_tokens_are_not_kept(variant: str) -> None:
     model, kept = make("local", variant).float(), []
     tokens = torch.randn(4, 120, IN)
