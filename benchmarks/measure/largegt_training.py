@@ -23,7 +23,7 @@ class Limits(NamedTuple):
         seconds: of training, in processor time.
         epochs: of training.
         patient: it ends when it has trained 2.5 times as long as the best model so far had, and
-            for a quarter of ``seconds`` and three epochs.
+            for a quarter of ``seconds`` and three epochs. If not, it has no curve, but its end.
     """
 
     seconds: float | None = None
@@ -81,7 +81,7 @@ def run(name: str, source: Source, sizes: Sizes, limits: Limits) -> dict[str, An
             steps, loss_sum, loss_steps = steps + 1, loss_sum + float(loss.detach()), loss_steps + 1
             now = spent + time.process_time() - started
             stop = limits.reached(now, steps / way.steps)
-            if now < next_point and not stop:
+            if not stop and (now < next_point or not limits.patient):
                 continue
             spent = now
             scores = [score(evaluated(way, ids), graph.y[ids]) for ids in parts]
