@@ -33,6 +33,7 @@ SIZES = {
     "wordnet": Sizes(k=8),
 }
 SECONDS = {"minesweeper": 6.0, "tolokers": 6.0, "debian": 12.0, "wordnet": 8.0}
+PICTURES = Path(__file__).parents[1] / "docs" / "images"
 OWN_SPLITS = ("minesweeper", "tolokers")
 
 
@@ -105,18 +106,23 @@ def _key(line: dict[str, Any]) -> tuple[Any, ...]:
 @click.argument("records", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--name", default="largegt-accuracy", show_default=True, help="Of the results.")
-def report(records: tuple[Path, ...], out: Path, name: str) -> None:
+@click.option("--note", default="", help="A sentence for the report.")
+@click.option(
+    "--pictures", type=click.Path(path_type=Path, file_okay=False), default=PICTURES, help="Folder."
+)
+def report(records: tuple[Path, ...], out: Path, name: str, note: str, pictures: Path) -> None:
     """Publish the runs of some files, with their pictures."""
     from measure.largegt_report import draw, markdown
 
     lines = [Record(path) for path in records]
     results = {
+        "note": note,
         "machine": next(m for line in lines for m in line.lines("machine")),
         "runs": [found for line in lines for found in line.lines("run")],
     }
     path = write(out, name, results, markdown(results))
-    pictures = draw(results, path.with_suffix(""))
-    print("written:", *(file.name for file in [path, *pictures]))
+    drawn = draw(results, pictures / "largegt")
+    print("written:", *(file.name for file in [path, *drawn]))
 
 
 if __name__ == "__main__":
