@@ -109,7 +109,7 @@ def markdown(results: dict[str, Any]) -> str:
         sizes = {key: value for key, value in first["sizes"].items() if key != "k"}
         limit = first["limits"]
         of = f"{limit['seconds']:g} s" if kind == "models" else f"{limit['epochs']:g} epochs"
-        title = graph if kind == "models" else f"{graph}, sweep of K"
+        title = graph if kind == "models" else f"{graph}, by epochs"
         lines += [
             f"## {title}",
             "",
@@ -142,7 +142,11 @@ def draw(results: dict[str, Any], stem: Path) -> list[Path]:
         {"svg.fonttype": "none", "svg.hashsalt": "fastgraph", "font.size": 8}
     )
     groups = grouped(results["runs"])
-    sweeps = {name: cells for name, cells in groups.items() if name.startswith("sweep")}
+    sweeps = {
+        name: cells
+        for name, cells in groups.items()
+        if name.startswith("sweep") and len({k for _, k in cells}) > 1
+    }
     models = {name: cells for name, cells in groups.items() if name.startswith("models")}
     paths = [_draw_curves(models, Path(f"{stem}-curves.svg"))] if models else []
     return [*paths, *([_draw_sweeps(sweeps, Path(f"{stem}-k.svg"))] if sweeps else [])]
