@@ -49,8 +49,8 @@ def features(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def multiplied_besides(module: nn.Module, x: Tensor) -> int:
-    """How much TransformerConv's folding multiplies for nodes, once in each of two operands, where no
-    operator does it; upstream has no gradient of features by way of those of edges."""
+    """How much TransformerConv's folding multiplies for nodes, once in each of two operands, where
+    no operator does it; upstream has no gradient of features by way of those of edges."""
     with fastgraph.enabled():
         if is_folded_by_operator(x):
             return 0
