@@ -15,6 +15,7 @@ from fastgraph.sampling.native_calls import check_tensors
 
 DIRECTIONS = ("in", "out", "both")
 MOST_NODES = 2**31 - 1
+_PTRS = {"in": ("colptr",), "out": ("rowptr",), "both": ("colptr", "rowptr")}
 _FILES = {"in": ("colptr.npy", "row.npy"), "out": ("rowptr.npy", "col.npy")}
 
 
@@ -82,7 +83,8 @@ def as_lists(graph: Any, direction: str, num_nodes: int | None = None) -> list[N
 
     Raises:
         TypeError: it is something else, or its numbers are no integers.
-        ValueError: shapes do not fit, or it has no lists for the direction.
+        ValueError: shapes do not fit, ``ptr`` begins or ends elsewhere than the edges, or it has
+            no lists for the direction.
         IndexError: an ``edge_index`` names a node that is not there.
     """
     check_direction(direction)
@@ -108,9 +110,14 @@ def as_lists(graph: Any, direction: str, num_nodes: int | None = None) -> list[N
         NeighborLists(_integers("ptr", one.ptr), _integers("neighbors", one.neighbors))
         for one in graph.lists(direction)
     ]
-    for one in found:
+    for name, one in zip(_PTRS[direction], found, strict=True):
         if one.ptr.numel() == 0:
             raise ValueError("ptr must hold at least one value, got none")
+        if int(one.ptr[0]) != 0 or int(one.ptr[-1]) != one.neighbors.numel():
+            raise ValueError(
+                f"{name} must run from 0 to {one.neighbors.numel()}, the number of edges, got "
+                f"{int(one.ptr[0])} to {int(one.ptr[-1])}"
+            )
     if len({(one.ptr.dtype, one.neighbors.dtype, one.ptr.shape) for one in found}) > 1:
         shapes = [(one.ptr.dtype, one.neighbors.dtype, list(one.ptr.shape)) for one in found]
         raise ValueError(f"graph must have lists of equal dtypes and nodes, got {shapes}")

@@ -83,7 +83,8 @@ def local_nodes(
             :class:`TokenGraph`, such as :func:`open_graph` maps. int32 or int64.
         k: how many nodes a row has, at least 1.
         seed: any int64.
-        nodes: whose rows are sampled, ``[rows]``, int64 or int32; by default those of all.
+        nodes: whose rows are sampled: their numbers ``[rows]``, int64 or int32, or a mask
+            ``[nodes]`` of bools; by default those of all.
         direction: ``"in"`` walks against edges, as PyG's ``NeighborLoader`` does, ``"out"`` along
             them, as the release does, and ``"both"`` either way.
         hub_cap: longer lists of neighbours are thinned to as many, once for all rows, by a random
@@ -108,6 +109,28 @@ def local_nodes(
         nodes = torch.arange(sampler.num_nodes)
     rows, _ = sampler.sample(nodes)
     return rows
+
+
+def chosen_nodes(nodes: Tensor, num_nodes: int) -> Tensor:
+    """Numbers of nodes, int64, of numbers or of a mask; whether they are in range is not looked at.
+
+    Raises:
+        TypeError: they are neither.
+        ValueError: they have another shape.
+    """
+    if nodes is None:
+        raise TypeError("nodes must be a tensor, got None")
+    check_tensors(nodes=nodes)
+    if nodes.dim() != 1:
+        raise ValueError(f"nodes must have one dimension, got shape {list(nodes.shape)}")
+    if nodes.dtype is torch.bool:
+        if nodes.numel() != num_nodes:
+            raise ValueError(f"nodes must be a mask of {num_nodes} nodes, got {nodes.numel()}")
+        return nodes.nonzero().flatten()
+    if nodes.dtype not in (torch.int32, torch.int64):
+        dtype = str(nodes.dtype).removeprefix("torch.")
+        raise TypeError(f"nodes must be int64, int32 or a mask of bools, got {dtype}")
+    return nodes.to(torch.int64)
 
 
 def checked_manner(k: Any, seed: Any, direction: str, hub_cap: Any, variant: str) -> Manner:
@@ -178,21 +201,18 @@ class LocalNodesSampler:
         """The rows of some nodes.
 
         Args:
-            nodes: ``[rows]``, int64 or int32.
+            nodes: see :func:`chosen_nodes`.
             rows: int32 ``[rows, k]``, which is written, if it is given.
 
         Returns:
             The rows, int32 ``[rows, k]``, and what was met.
 
         Raises:
-            TypeError: ``nodes`` are no integers.
+            TypeError: ``nodes`` are neither numbers nor a mask.
             ValueError: see :func:`local_nodes`.
             IndexError: see there.
         """
-        check_tensors(nodes=nodes)
-        if nodes.dtype not in (torch.int32, torch.int64):
-            dtype = str(nodes.dtype).removeprefix("torch.")
-            raise TypeError(f"nodes must be int64 or int32, got {dtype}")
+        nodes = chosen_nodes(nodes, self.num_nodes)
         if rows is None:
             rows = torch.empty(nodes.numel(), self.manner.k, dtype=torch.int32)
         counted = torch.empty(3, dtype=torch.int64)
@@ -200,7 +220,7 @@ class LocalNodesSampler:
         with in_named_items(names):
             native.library().sample_local_nodes(
                 *(self._ptr, self._index, self._hubs, self._thinned, self._counts),
-                nodes.to(torch.int64).contiguous(),
+                nodes.contiguous(),
                 *(self.manner.variant == "release", self.manner.seed, rows, counted),
             )
         candidates, fewer, none = counted.tolist()

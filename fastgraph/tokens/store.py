@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
-from fastgraph.sampling.native_calls import check_tensors
 from fastgraph.tokens.graph_files import map_file
+from fastgraph.tokens.journal import JOURNAL
+from fastgraph.tokens.local_nodes import chosen_nodes
 
 FORM = manifest.Format("fastgraph.tokens", 1)
-JOURNAL = "journal.jsonl"
 ROWS = "rows.npy"
 NODES = "nodes.npy"
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
@@ -118,23 +118,18 @@ class TokenStore:
         """The rows of some nodes.
 
         Args:
-            nodes: ``[M]``, int64 or int32, in any order and as often as they like.
+            nodes: ``[M]``, int64 or int32, in any order and as often as they like, or a mask of all
+                nodes of the graph, ``M`` of which are chosen.
 
         Returns:
             int32 ``[M, k]``.
 
         Raises:
-            TypeError: ``nodes`` is no tensor of integers.
+            TypeError: ``nodes`` is no tensor of integers, and no mask.
             ValueError: it has another shape.
             IndexError: a node has no row.
         """
-        check_tensors(nodes=nodes)
-        if nodes is None or nodes.dtype not in (torch.int32, torch.int64):
-            got = "None" if nodes is None else str(nodes.dtype).removeprefix("torch.")
-            raise TypeError(f"nodes must be int64 or int32, got {got}")
-        if nodes.dim() != 1:
-            raise ValueError(f"nodes must have shape [M], got {list(nodes.shape)}")
-        rows = self._row_numbers(nodes.to(torch.int64))
+        rows = self._row_numbers(chosen_nodes(nodes, self.num_nodes))
         found = torch.empty(len(rows), self.k, dtype=torch.int32)
         shard = torch.bucketize(rows, self._starts[1:], right=True)
         for number in shard.unique().tolist():

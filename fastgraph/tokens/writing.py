@@ -9,14 +9,9 @@ end, and then the journal is removed.
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import io
-import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +21,30 @@ from torch import Tensor
 
 from fastgraph import manifest
 from fastgraph.tokens.graph_files import NeighborLists, as_lists
-from fastgraph.tokens.local_nodes import Counts, LocalNodesSampler, Manner, checked_manner
+from fastgraph.tokens.journal import (
+    JOURNAL,
+    add_to_journal,
+    begin_journal,
+    bytes_of,
+    cut_journal,
+    digest,
+    digest_of_file,
+    digest_of_graph,
+    disk_may_be_full,
+    locked,
+    read_journal,
+    write_all,
+    write_new,
+)
+from fastgraph.tokens.local_nodes import (
+    Counts,
+    LocalNodesSampler,
+    Manner,
+    checked_manner,
+    chosen_nodes,
+)
 from fastgraph.tokens.store import (
     FORM,
-    JOURNAL,
     NODES,
     ROWS,
     check_same,
@@ -38,11 +53,9 @@ from fastgraph.tokens.store import (
     shard_folders,
 )
 
-_HASHED_AT_ONCE = 1 << 22
 _BLOCK_BYTES = 32 << 20
 _OF_BLOCK = {"rows", "sha256", "counts"}
 """Of a line of the journal."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int], None]
 """Is told how many rows of how many are done."""
@@ -81,7 +94,7 @@ def write_tokens(
         shard: which one is written, counted from 1.
         shards: how many there are.
         resume: whether a shard that is there is finished rather than refused. One that is whole is
-            left as it is.
+            read, for its SHA-256, and left as it is.
         direction: see there.
         hub_cap: see there.
         variant: see there.
@@ -112,13 +125,13 @@ def write_tokens(
         raise ValueError(f"shard must be in [1, {shards}], got {shard}")
     lists = as_lists(graph, direction, num_nodes)
     size = lists[0].ptr.numel() - 1
-    chosen = None if nodes is None else _chosen(nodes, size)
+    chosen = None if nodes is None else _in_range(chosen_nodes(nodes, size).unique(), size)
     num_rows = size if chosen is None else chosen.numel()
     identity: dict[str, Any] = {
         **manner._asdict(),
-        "graph": _digest_of_graph(lists),
+        "graph": digest_of_graph(lists),
         "num_nodes": size,
-        "nodes": None if chosen is None else _digest(chosen),
+        "nodes": None if chosen is None else digest(chosen),
         "num_rows": num_rows,
         "shards": shards,
     }
@@ -130,7 +143,7 @@ def write_tokens(
         raise FileExistsError(f"{out} exists: resume finishes it, or leaves it if it is whole")
     out.mkdir(parents=True, exist_ok=True)
     own = rows_of_shard(shard, shards, num_rows)
-    with _locked(out), _disk_may_be_full(out):
+    with locked(out, "this shard"), disk_may_be_full(out):
         if _is_whole(out, identity):
             if progress is not None:
                 progress(len(own), len(own))
@@ -174,7 +187,7 @@ def _write_shard(
 
     journal, done, counts = _resumed(task, head)
     if task.chosen is not None:
-        _write_new(task.folder / NODES, _npy(task.nodes(0, len(task.rows)).numpy()))
+        write_new(task.folder / NODES, _npy(task.nodes(0, len(task.rows)).numpy()))
     try:
         sampler = LocalNodesSampler(lists, manner, allocate)
         with (task.folder / ROWS).open("r+b", buffering=0) as file, journal.open("ab") as log:
@@ -185,12 +198,10 @@ def _write_shard(
                 end = min(done + task.block_rows, len(task.rows))
                 block, found = sampler.sample(task.nodes(done, end), rows[: end - done])
                 counts = counts.plus(found)
-                _write_all(file.fileno(), _bytes_of(block))
+                write_all(file.fileno(), bytes_of(block))
                 os.fdatasync(file.fileno())
-                line = {"rows": end, "sha256": _digest(block), "counts": counts}
-                log.write(json.dumps(line).encode() + b"\n")
-                log.flush()
-                os.fdatasync(log.fileno())
+                line = {"rows": end, "sha256": digest(block), "counts": counts}
+                add_to_journal(log, line)
                 done = end
                 progress(done, len(task.rows))
     finally:
@@ -213,16 +224,15 @@ def _write_shard(
 def _resumed(task: _Task, head: bytes) -> tuple[Path, int, Counts]:
     """The journal, how many rows it has account of, and their counts; the files are ready."""
     journal, file = task.folder / JOURNAL, task.folder / ROWS
-    lines = _whole_lines(journal)
+    lines = read_journal(journal, _OF_BLOCK)
     if lines and not file.is_file():
         raise manifest.FileFormatError(f"{file}: expected the rows of this shard, got no file")
     if not lines:
         known = {JOURNAL, ROWS, NODES, "thinned-0.npy", "thinned-1.npy"}
         if foreign := sorted({path.name for path in task.folder.iterdir()} - known):
             raise manifest.FileFormatError(f"{task.folder}: expected a shard, got {foreign[0]}")
-        _write_new(file, head)
-        _write_new(journal, json.dumps({"identity": task.identity}).encode() + b"\n")
-        manifest.sync_folder(task.folder)
+        write_new(file, head)
+        begin_journal(journal, task.identity)
         return journal, 0, Counts()
     done, counts = 0, Counts()
     with file.open("r+b", buffering=0) as stream:
@@ -230,38 +240,20 @@ def _resumed(task: _Task, head: bytes) -> tuple[Path, int, Counts]:
             raise manifest.FileFormatError(f"{file}: expected the rows of this shard, got others")
         for line in lines[1:]:
             size = (line["rows"] - done) * 4 * task.identity["k"]
-            if _digest_of_file(stream, size) != line["sha256"]:
+            if digest_of_file(stream, size) != line["sha256"]:
                 raise manifest.FileFormatError(
                     f"{file}: expected rows {done} to {line['rows']} as the journal has them, got "
                     "others: it is cut off or corrupt"
                 )
             done, counts = line["rows"], Counts(*line["counts"])
         stream.truncate(stream.tell())
-    whole = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    os.truncate(journal, len(whole))
+    cut_journal(journal, lines)
     return journal, done, counts
-
-
-def _whole_lines(journal: Path) -> list[dict[str, Any]]:
-    """The lines of a journal, but for a last one without an end."""
-    try:
-        text, _, _ = journal.read_bytes().rpartition(b"\n")
-    except FileNotFoundError:  # another rank may have finished its shard since it was listed
-        return []
-    try:
-        lines = [json.loads(line) for line in text.splitlines()]
-    except ValueError as error:
-        raise manifest.FileFormatError(f"{journal}: expected lines of JSON: {error}") from error
-    for number, line in enumerate(lines):
-        expected = _OF_BLOCK if number else {"identity"}
-        if not isinstance(line, dict) or set(line) != expected:
-            raise manifest.FileFormatError(f"{journal}: expected {sorted(expected)}, got {line}")
-    return lines
 
 
 def _found_identity(folder: Path) -> dict[str, Any] | None:
     """The identity of a shard that is there, whole or not; ``None`` if it is not begun."""
-    if lines := _whole_lines(folder / JOURNAL):
+    if lines := read_journal(folder / JOURNAL, _OF_BLOCK):
         found: dict[str, Any] = lines[0]["identity"]
         return found
     if (folder / manifest.NAME).exists():
@@ -276,55 +268,15 @@ def _is_whole(folder: Path, identity: dict[str, Any]) -> bool:
     is_whole = found is not None and not (folder / JOURNAL).exists()
     if is_whole:
         whole = manifest.read(folder, FORM)
-        manifest.verify(whole, whole.files, checksums=False)
+        manifest.verify(whole, whole.files)
     return is_whole
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """No other process writes into a folder."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(f"{folder}: another process is writing this shard") from None
-        yield
-    finally:
-        os.close(opened)
-
-
-@contextmanager
-def _disk_may_be_full(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise OSError(
-            error.errno,
-            f"{os.strerror(error.errno)}: what was written is kept, and resume goes on from there",
-            str(folder),
-        ) from error
-
-
-def _chosen(nodes: Tensor, size: int) -> Tensor:
-    """Distinct nodes in ascending order, int64."""
-    if not isinstance(nodes, Tensor):
-        raise TypeError(f"nodes must be a tensor, got {type(nodes).__name__}")
-    if nodes.dim() != 1:
-        raise ValueError(f"nodes must have one dimension, got shape {list(nodes.shape)}")
-    if nodes.dtype is torch.bool:
-        if nodes.numel() != size:
-            raise ValueError(f"nodes must be a mask of {size} nodes, got {nodes.numel()}")
-        return nodes.nonzero().flatten()
-    if nodes.dtype not in (torch.int32, torch.int64):
-        dtype = str(nodes.dtype).removeprefix("torch.")
-        raise TypeError(f"nodes must be int64, int32 or a mask of bools, got {dtype}")
-    found: Tensor = nodes.to(torch.int64).unique()
-    if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < size:
-        raise IndexError(f"nodes must be in [0, {size}), got {int(found[0])} to {int(found[-1])}")
-    return found
+def _in_range(nodes: Tensor, size: int) -> Tensor:
+    """Nodes in ascending order, which are in the graph."""
+    if nodes.numel() and not 0 <= int(nodes[0]) <= int(nodes[-1]) < size:
+        raise IndexError(f"nodes must be in [0, {size}), got {int(nodes[0])} to {int(nodes[-1])}")
+    return nodes
 
 
 def _header(rows: int, k: int) -> bytes:
@@ -338,39 +290,3 @@ def _npy(values: np.ndarray, shape: tuple[int, ...] | None = None) -> bytes:
     header["shape"] = values.shape if shape is None else shape
     np.lib.format.write_array_header_1_0(made, header)
     return made.getvalue() + values.tobytes()
-
-
-def _write_new(file: Path, content: bytes) -> None:
-    with file.open("wb", buffering=0) as stream:
-        _write_all(stream.fileno(), memoryview(content))
-        os.fsync(stream.fileno())
-
-
-def _write_all(descriptor: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
-def _bytes_of(values: Tensor) -> memoryview:
-    return values.contiguous().flatten().numpy().view(np.uint8).data
-
-
-def _digest(values: Tensor) -> str:
-    return hashlib.sha256(_bytes_of(values)).hexdigest()
-
-
-def _digest_of_graph(lists: list[NeighborLists]) -> str:
-    digest = hashlib.sha256()
-    for values in (tensor for one in lists for tensor in one):
-        digest.update(f"{values.dtype} {values.numel()}\n".encode())
-        for part in values.split(_HASHED_AT_ONCE):
-            digest.update(_bytes_of(part))
-    return digest.hexdigest()
-
-
-def _digest_of_file(stream: Any, size: int) -> str:
-    digest = hashlib.sha256()
-    while size > 0 and (part := stream.read(min(size, _HASHED_AT_ONCE))):
-        digest.update(part)
-        size -= len(part)
-    return digest.hexdigest()

@@ -83,6 +83,9 @@ def test_some_nodes_have_rows(tmp_path, expected, shards, form) -> None:
     assert store.nodes.tolist() == [3, 77, 150, 202]
     assert len(store) == 4
     assert torch.equal(store.lookup(ids), expected[ids])
+    mask = torch.zeros(NODES, dtype=torch.bool).index_fill_(0, ids, True)
+    assert torch.equal(store.lookup(mask), expected[mask])
+    assert torch.equal(local_nodes(edges(), K, nodes=mask, num_nodes=NODES), expected[mask])
     for node in (4, 203, -1):
         with pytest.raises(IndexError, match=f"nodes holds {node}, which has no row"):
             store.lookup(torch.tensor([3, node]))
@@ -200,9 +203,15 @@ def test_what_is_there_is_refused_or_resumed(tmp_path) -> None:
     write(tmp_path / "s", resume=True, progress=lambda *args: told.append(args))
     assert told[0] == (50, NODES)
     assert told[-1] == (NODES, NODES)
-    before = (shard / "rows.npy").stat().st_mtime_ns
+    rows = shard / "rows.npy"
+    before = rows.stat().st_mtime_ns
     assert write(tmp_path / "s", resume=True) == shard
-    assert (shard / "rows.npy").stat().st_mtime_ns == before
+    assert rows.stat().st_mtime_ns == before
+    good = rows.read_bytes()
+    rows.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(manifest.FileFormatError, match="SHA-256"):
+        write(tmp_path / "s", resume=True)
+    rows.write_bytes(good)
     with pytest.raises(FileExistsError):
         write(tmp_path / "s")
 
@@ -343,12 +352,21 @@ def test_one_process_writes_a_shard(tmp_path) -> None:
         ({"nodes": torch.ones(4, dtype=torch.bool)}, ValueError, "mask of 203 nodes, got 4"),
         ({"nodes": torch.ones(1, 1, dtype=torch.int64)}, ValueError, "one dimension"),
         ({"nodes": [1]}, TypeError, "nodes must be a tensor"),
+        *(
+            (
+                {"graph": (torch.tensor([0, 1, 1]), torch.arange(size)), "num_nodes": None, **rows},
+                ValueError,
+                f"colptr must run from 0 to {size}, the number of edges, got 0 to 1",
+            )
+            for size in (0, 2)
+            for rows in ({}, {"nodes": torch.empty(0, dtype=torch.int64)}, {"hub_cap": 1})
+        ),
     ],
 )
 def test_bad_arguments_are_named_before_anything_is_written(tmp_path, change, error, text) -> None:
-    options = {"k": K, "num_nodes": NODES, **change}
+    options = {"graph": edges(), "k": K, "num_nodes": NODES, **change}
     with pytest.raises(error, match=text):
-        write_tokens(edges(), tmp_path / "s", options.pop("k"), **options)
+        write_tokens(options.pop("graph"), tmp_path / "s", options.pop("k"), **options)
     assert not (tmp_path / "s").exists()
 
 
@@ -358,7 +376,7 @@ def test_bad_lookups_are_named(tmp_path) -> None:
         ([0], TypeError),
         (None, TypeError),
         (torch.tensor([0.0]), TypeError),
-        (torch.tensor([True]), TypeError),
+        (torch.tensor([True]), ValueError),
         (torch.tensor(0), ValueError),
         (torch.tensor([203]), IndexError),
         (torch.tensor([-1]), IndexError),
