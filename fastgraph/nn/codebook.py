@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Codebook(nn.Module):
     The state is the same on all ranks, but for assignments: each rank holds those of
     ``ceil(num_nodes / ranks)`` nodes. They are in the ``state_dict`` as an extra state, where
     ``DistributedDataParallel``, which sends buffers of rank 0 to the others, leaves them alone.
+    A model in half precision has a codebook in float32.
 
     Attributes:
         rows: the centroids as the features are, ``[num_centroids, channels]``.
@@ -83,6 +85,17 @@ class Codebook(nn.Module):
             self._assigned = everything[self.first : self.first + share].clone()
         self.norm = BatchNorm(channels, affine=False, ranks=self.ranks)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Codebook:
+        """Move and convert, as modules are; averages in half precision would not move any more."""
+
+        def at_least_single(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_half = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if is_half else moved
+
+        super()._apply(at_least_single, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def counted(self, assigned: Tensor) -> Tensor:
         """How many nodes each centroid has, ``[num_centroids]``; -1 is none."""
         counts = torch.zeros(self.num_centroids + 1, dtype=torch.int64, device=assigned.device)
@@ -95,7 +108,7 @@ class Codebook(nn.Module):
 
         -infinity for centroids without nodes; zeros while none has any, before the first step.
         """
-        logarithms = self.counts.double().log().to(self.rows.dtype)  # float16 ends at 65,504
+        logarithms = self.counts.double().log().to(self.rows.dtype)
         return torch.where(self.counts.sum() > 0, logarithms, 0.0)
 
     def check(self, n_id: Tensor) -> None:

@@ -67,7 +67,7 @@ class GlobalModule(nn.Module):
             ``[M, channels]``; with ``variant="release"`` ``[M, heads * channels]``.
         """
         x = torch.cat([self.features(h), positions], dim=1)
-        centroids, bias = self.codebook.rows, self.codebook.bias()
+        centroids, bias = self.codebook.rows.to(x.dtype), self.codebook.bias()
         q, k = self.query(x), self.key(centroids)
         v = self.value(centroids[:, : self.position_channels])
         # All nodes attend to one set of centroids: to attention, one long sequence of queries.

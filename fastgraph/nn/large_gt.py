@@ -177,8 +177,9 @@ class LargeGT(nn.Module):
             ``[M, out_channels]``, of the dtype of the parameters.
 
         Raises:
-            ValueError: shapes do not fit, an argument is missing, or it trains under
-                ``DistributedDataParallel`` without ``process_group``.
+            ValueError: shapes do not fit, an argument is missing, it trains under
+                ``DistributedDataParallel`` without ``process_group``, or ``variant="release"`` has
+                a global module in float16.
             TypeError: ``n_id`` is not of int64.
             IndexError: ``n_id`` has no node of the graph.
         """
@@ -232,6 +233,11 @@ class LargeGT(nn.Module):
             )
         if self.module == "local":
             return
+        if self.variant == "release" and self._dtype_of_products(tokens) == torch.float16:
+            raise ValueError(
+                'variant: expected "paper" in float16, got "release", whose centroids without '
+                "nodes get norms of 1e5, while float16 ends at 65,504; use bfloat16"
+            )
         if positions is None or positions.shape != (shape[0], self.position_channels):
             got = None if positions is None else list(positions.shape)
             raise ValueError(
@@ -246,6 +252,12 @@ class LargeGT(nn.Module):
             raise TypeError(f"n_id: expected int64, got {n_id.dtype}")
         assert self.global_module is not None
         self.global_module.codebook.check(n_id)  # before batch statistics take notice of the batch
+
+    def _dtype_of_products(self, tokens: Tensor) -> torch.dtype:
+        device = tokens.device.type
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return self.head.weight.dtype
 
 
 def _release_mlp(

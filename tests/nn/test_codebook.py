@@ -236,10 +236,27 @@ def test_a_state_is_that_of_one_moment() -> None:
     assert torch.equal(codebook.counts, codebook.counted(known))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("variant", ["paper", "release"])
+def test_averages_are_kept_in_float32(variant: str, dtype: torch.dtype) -> None:
+    """Of the release's they would be beyond float16; 0.99 of a value may be itself in bfloat16."""
+    single = make(variant).float()
+    half = copy.deepcopy(single).to(dtype)
+    for step in range(4):
+        x, n_id = batch(step)
+        single.update(x.to(dtype).float(), n_id)
+        half.update(x.to(dtype), n_id)
+    assert {name for name, value in half.named_buffers() if value.dtype == dtype} == set()
+    for name, value in single.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(half.state_dict()[name], value), name
+    assert bool(half.rows.isfinite().all())
+
+
 def test_counts_beyond_float16() -> None:
-    codebook = make("paper").half()
+    codebook = make("paper").float().half()
     codebook.counts = torch.zeros(CENTROIDS, dtype=torch.int64)
     codebook.counts[:2] = torch.tensor([1, 10**8])
-    expected = torch.full((CENTROIDS,), -torch.inf, dtype=torch.float16)
+    expected = torch.full((CENTROIDS,), -torch.inf)
     expected[:2] = torch.tensor([1.0, 1e8]).log()
     torch.testing.assert_close(codebook.bias(), expected)
