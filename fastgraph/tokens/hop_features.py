@@ -7,7 +7,6 @@ each hop. So a token costs one read.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
+from fastgraph.machine.pages import usable_memory
 
 FORMAT = manifest.Format("fastgraph hop features", 1)
 FILE = "rows.bin"
@@ -31,8 +31,8 @@ class HopFeatures:
         folder: where they are.
         verify: whether the file is read as a whole, for its SHA-256; else its size is compared.
         is_elsewhere: whether rows are read one by one, and those of a batch asked for together. By
-            default they are if the file is larger than half of the machine's memory; else the
-            system reads what is around them, too, and soon has all.
+            default they are if the file is larger than half of the memory that the machine or the
+            control group has; else the system reads what is around them, too, and soon has all.
 
     Attributes:
         folder: where they are.
@@ -68,8 +68,9 @@ class HopFeatures:
         manifest.verify(found, [FILE], checksums=verify)
         if found.files[FILE]["bytes"] != self.nbytes:
             raise _wrong(self.folder, f"{self.nbytes} bytes for {list(self.shape)}", found.files)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.is_elsewhere = self.nbytes > memory // 2 if is_elsewhere is None else is_elsewhere
+        if is_elsewhere is None:
+            is_elsewhere = self.nbytes > usable_memory() // 2
+        self.is_elsewhere = is_elsewhere
         self.rows = self._mapped()
         """``[num_nodes, hops + 1, channels]``, mapped; edits of it stay in memory."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.machine import native
+from fastgraph.machine import native, pages
 from fastgraph.sampling.native_calls import check_tensors, in_named_items
 from fastgraph.tokens.graph_files import MOST_NODES, NeighborLists, as_lists
 
@@ -159,6 +159,9 @@ class LocalNodesSampler:
         lists: of the direction of the manner.
         manner: see :func:`checked_manner`.
         allocate: makes the tensors, by a name, for lists that are thinned; by default in memory.
+        is_elsewhere: whether pages of the lists are read one by one, and asked for ahead. By
+            default they are if the lists are in files larger than half of the memory; else the
+            system reads what is around them, too, and soon has all.
 
     Attributes:
         num_nodes: of the graph.
@@ -166,7 +169,11 @@ class LocalNodesSampler:
     """
 
     def __init__(
-        self, lists: list[NeighborLists], manner: Manner, allocate: Allocate | None = None
+        self,
+        lists: list[NeighborLists],
+        manner: Manner,
+        allocate: Allocate | None = None,
+        is_elsewhere: bool | None = None,
     ) -> None:
         self.manner = manner
         self._ptr = [one.ptr for one in lists]
@@ -174,6 +181,9 @@ class LocalNodesSampler:
         self.num_nodes = lists[0].ptr.numel() - 1
         if self.num_nodes > MOST_NODES:
             raise ValueError(f"graph must have less than 2^31 nodes, got {self.num_nodes}")
+        if is_elsewhere is None:
+            is_elsewhere = pages.is_elsewhere(*self._ptr, *self._index)
+        self.is_elsewhere = is_elsewhere
         self._hubs: list[Tensor] = []
         self._thinned: list[Tensor] = []
         self._counts: list[Tensor] = []
@@ -221,7 +231,8 @@ class LocalNodesSampler:
             native.library().sample_local_nodes(
                 *(self._ptr, self._index, self._hubs, self._thinned, self._counts),
                 nodes.contiguous(),
-                *(self.manner.variant == "release", self.manner.seed, rows, counted),
+                *(self.manner.variant == "release", self.manner.seed, self.is_elsewhere),
+                *(rows, counted),
             )
         candidates, fewer, none = counted.tolist()
         return rows, Counts(candidates, fewer - none, none)

@@ -246,6 +246,7 @@ def sample_local_nodes(lib: Library, draw: Draw) -> Prepared:
         "nodes": nodes,
         "release": release,
         "random_seed": seed,
+        "is_elsewhere": draw.flag(),
         "rows": rows,
         "counts": counts,
     }

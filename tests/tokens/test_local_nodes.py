@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastgraph.tokens import NeighborLists, TokenGraph, local_nodes, open_graph, write_graph
 from fastgraph.tokens.graph_files import graph_of_edges
+from fastgraph.tokens.local_nodes import LocalNodesSampler, checked_manner
 
 NODES = 60
 
@@ -140,6 +141,27 @@ def test_forms_of_a_graph_give_the_same_bytes(tmp_path, ptr_dtype, index_dtype) 
     pair[1].tofile(raw)
     raw_map = np.memmap(raw, index_dtype, "r")
     assert torch.equal(local_nodes((pair[0], raw_map), 9), rows["in"])
+
+
+@pytest.mark.parametrize("variant", ["paper", "release"])
+@pytest.mark.parametrize("hub_cap", [None, 3])
+def test_pages_that_are_asked_for_change_nothing(tmp_path, variant, hub_cap) -> None:
+    graph = graph_of_edges(edges(), NODES)
+    write_graph(tmp_path / "graph", graph)
+    for direction in ("in", "both"):
+        manner = checked_manner(9, 3, direction, hub_cap, variant)
+        lists = open_graph(tmp_path / "graph").lists(direction)
+        assert not LocalNodesSampler(lists, manner).is_elsewhere  # as it fits into memory
+        nodes = torch.arange(NODES).repeat(5)
+        for one in (lists, graph.lists(direction)):
+            there, counts = LocalNodesSampler(one, manner, is_elsewhere=True).sample(nodes)
+            expected, others = LocalNodesSampler(one, manner, is_elsewhere=False).sample(nodes)
+            assert torch.equal(there, expected)
+            assert counts == others
+    broken = [NeighborLists(LISTS[0], torch.tensor([1, 9]))]
+    with pytest.raises(IndexError, match="row holds node 9 at position 1"):
+        LocalNodesSampler(broken, manner._replace(direction="in", hub_cap=None),
+                          is_elsewhere=True).sample(torch.arange(3))  # fmt: skip
 
 
 def test_hubs_are_thinned_once() -> None:

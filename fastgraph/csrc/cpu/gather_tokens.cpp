@@ -2,12 +2,10 @@
 // of a node side by side, one after the other. Rows are bytes here, whatever is in them.
 #include "cpu/gather_tokens.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/mapped_pages.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/simd.h"
@@ -35,15 +33,6 @@ inline void copy_past_caches(const char* from, int64_t bytes, char* to) {
     stream_raw<kLanes>(reinterpret_cast<int64_t*>(to + at), words);
   }
   std::memcpy(to + at, from + at, bytes - at);
-}
-
-// Asks the system for the pages of a mapped row, and does not wait for them. It refuses memory that
-// is no file's, which changes nothing.
-void ask_for_pages(const char* row, int64_t bytes) {
-  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(row) & ~(page - 1);
-  const auto end = reinterpret_cast<uintptr_t>(row) + bytes;
-  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cpu/edge_draws.h"
+#include "cpu/mapped_pages.h"
 #include "cpu/reused.h"
 #include "cpu/smallest.h"
 #include "fastgraph/parallel.h"
@@ -27,6 +28,8 @@ constexpr int64_t kWorkOfNode = 1 << 10;
 constexpr int64_t kListsAhead = 4, kStartsAhead = 12;
 // How many entries of a list are asked for; the processor expects the others by itself.
 constexpr int64_t kExpected = 32;
+// The same of pages that are asked for on a disk.
+constexpr int64_t kListsAsked = 32, kStartsAsked = 256;
 
 template <typename Index>
 struct List {
@@ -85,6 +88,12 @@ class Sampler {
     return {};
   }
 
+  // Asks the system for the lists of nodes, of which it may have none in memory.
+  void ask(const int64_t* nodes, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) ask_start(nodes[i]);
+    for (int64_t i = 0; i < count; ++i) ask_list(nodes[i]);
+  }
+
  private:
   // Offers the nodes of one hop and of two.
   SampleDefect look_around(int64_t node, LocalNodesCounts& counts) {
@@ -94,8 +103,9 @@ class Sampler {
       if (!find_list(request_.lists[a], node, near)) return broken(a, node);
       counts.candidates += near.size;
       if (first_.offer(near.nodes, near.size) >= limit()) return foreign(a, near);
+      if (request_.is_elsewhere) ask_first(near);
       for (int64_t t = 0; t < near.size; ++t) {
-        expect(near, t);
+        request_.is_elsewhere ? ask_next(near, t) : expect(near, t);
         const auto through = static_cast<int64_t>(near.nodes[t]);
         // Another process may have written since, and what is out of the graph must not be read.
         if (static_cast<uint64_t>(through) >= limit()) return foreign(a, near);
@@ -124,6 +134,33 @@ class Sampler {
           prefetch(list.nodes, std::min<int64_t>(list.size, kExpected));
         }
       }
+    }
+  }
+
+  void ask_first(const List<Index>& near) const {
+    const int64_t starts = std::min(kStartsAsked, near.size);
+    for (int64_t t = 0; t < starts; ++t) ask_start(near.nodes[t]);
+    for (int64_t t = 0; t < std::min(kListsAsked, starts); ++t) ask_list(near.nodes[t]);
+  }
+
+  void ask_next(const List<Index>& near, int64_t t) const {
+    if (t + kStartsAsked < near.size) ask_start(near.nodes[t + kStartsAsked]);
+    if (t + kListsAsked < near.size) ask_list(near.nodes[t + kListsAsked]);
+  }
+
+  void ask_start(int64_t node) const {
+    if (static_cast<uint64_t>(node) >= limit()) return;
+    for (int64_t b = 0; b < request_.num_lists; ++b) {
+      ask_for_pages(request_.lists[b].graph.rowptr + node, 2 * sizeof(Ptr));
+    }
+  }
+
+  void ask_list(int64_t node) const {
+    if (static_cast<uint64_t>(node) >= limit()) return;
+    for (int64_t b = 0; b < request_.num_lists; ++b) {
+      List<Index> list;
+      if (!find_list(request_.lists[b], node, list)) continue;  // which is found again, as an error
+      ask_for_pages(list.nodes, list.size * static_cast<int64_t>(sizeof(Index)));
     }
   }
 
@@ -208,14 +245,24 @@ SampleDefect sample_local_nodes(const LocalNodesRequest<Ptr, Index>& request, in
     if (request.k == 1) rows[i] = static_cast<int32_t>(node);
   }
   if (request.k == 1) return {};
+  PagesAtRandom pages;
+  for (int64_t a = 0; a < request.num_lists && request.is_elsewhere; ++a) {
+    const NeighborLists<Ptr, Index>& lists = request.lists[a];
+    const auto size = static_cast<int64_t>(sizeof(Index));
+    pages.add(lists.graph.rowptr, (request.num_nodes + 1) * static_cast<int64_t>(sizeof(Ptr)));
+    pages.add(lists.graph.col, lists.graph.num_edges * size);
+    pages.add(lists.thinned, lists.num_hubs * lists.cap * size);
+  }
   const int64_t num_tasks = (request.num_rows + kNodesOfTask - 1) / kNodesOfTask;
   std::vector<std::pair<SampleDefect, LocalNodesCounts>> results(num_tasks);
   Reused<Sampler<Ptr, Index>> samplers;
   for_each_task(num_tasks, request.num_rows * kWorkOfNode, [&](int64_t task) {
     auto sampler = samplers.take([&] { return std::make_unique<Sampler<Ptr, Index>>(request); });
     auto& [defect, counted] = results[task];
-    const int64_t end = std::min((task + 1) * kNodesOfTask, request.num_rows);
-    for (int64_t i = task * kNodesOfTask; i < end && !defect.kind; ++i) {
+    const int64_t begin = task * kNodesOfTask;
+    const int64_t end = std::min(begin + kNodesOfTask, request.num_rows);
+    if (request.is_elsewhere) sampler->ask(request.nodes + begin, end - begin);
+    for (int64_t i = begin; i < end && !defect.kind; ++i) {
       defect = sampler->sample(request.nodes[i], rows + i * request.k, counted);
     }
     samplers.give(std::move(sampler));

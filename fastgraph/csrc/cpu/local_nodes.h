@@ -28,6 +28,7 @@ struct LocalNodesRequest {
   int64_t k;  // of a row, with its node
   bool release;
   uint64_t random_seed;
+  bool is_elsewhere;  // most of the lists are in files and not in memory
 };
 
 // Of all rows together.

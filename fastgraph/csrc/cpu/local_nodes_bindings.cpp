@@ -62,7 +62,7 @@ SampleNames names_of(const SampleDefect& defect) {
 // Writes rows, [nodes, k], and counts: candidates, rows of nodes with few neighbours, with none.
 void bind_sample_local_nodes(Tensors ptr, Tensors index, Tensors hubs, Tensors thinned,
                              Tensors list_counts, Tensor nodes, bool release, int64_t random_seed,
-                             Tensor rows, Tensor counts) {
+                             bool is_elsewhere, Tensor rows, Tensor counts) {
   const size_t num_lists = ptr.size();
   if (num_lists == 0) TVM_FFI_THROW(ValueError) << "ptr must have an item, got none";
   for (const Tensors* of_lists : {&index, &hubs, &thinned, &list_counts}) {
@@ -102,7 +102,8 @@ void bind_sample_local_nodes(Tensors ptr, Tensors index, Tensors hubs, Tensors t
                                                     num_rows,
                                                     k,
                                                     release,
-                                                    static_cast<uint64_t>(random_seed)};
+                                                    static_cast<uint64_t>(random_seed),
+                                                    is_elsewhere};
         LocalNodesCounts found;
         const SampleDefect defect = sample_local_nodes(request, out, found);
         throw_defect(defect, names_of(defect));
