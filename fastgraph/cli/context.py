@@ -9,7 +9,7 @@ import click
 
 
 def write_features(
-    graph: Path, features: Path, out: Path, hops: int, dtype: str, memory: str
+    graph: Path, features: Path, out: Path, hops: int, dtype: str, memory: str, resume: bool
 ) -> int:
     """Write context features into a folder.
 
@@ -20,6 +20,7 @@ def write_features(
         hops: how often they are aggregated.
         dtype: in which they are computed and kept.
         memory: how much may be allocated.
+        resume: whether what is in the folder is finished.
 
     Returns:
         The exit status.
@@ -27,14 +28,22 @@ def write_features(
     Raises:
         click.ClickException: a file or an option is not what it must be.
     """
-    from fastgraph.cli.tokens import read_lists
+    from fastgraph.cli.tokens import progress_bar, read_lists
     from fastgraph.tokens import write_context
     from fastgraph.tokens.hop_features import DTYPES
 
     try:
-        found = write_context(
-            read_lists(graph), _mapped(features), out, hops=hops, dtype=DTYPES[dtype], memory=memory
-        )
+        lists, given = read_lists(graph), _mapped(features)
+        with progress_bar(quiet=False) as progress:
+            bar = progress.add_task("rows, by part and panel", total=None)
+            found = write_context(
+                *(lists, given, out),
+                hops=hops,
+                dtype=DTYPES[dtype],
+                memory=memory,
+                resume=resume,
+                progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
     except (ValueError, TypeError, IndexError, OSError) as error:
         raise click.ClickException(str(error)) from None
     click.echo(

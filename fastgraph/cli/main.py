@@ -343,7 +343,10 @@ def tokens(
     show_default=True,
 )
 @click.option("--memory", default="4GiB", show_default=True, help="May be allocated.")
-def context(graph: Path, features: Path, out: Path, hops: int, dtype: str, memory: str) -> int:
+@click.option("--resume", is_flag=True, help="Finish what was begun; what is whole is left.")
+def context(
+    graph: Path, features: Path, out: Path, hops: int, dtype: str, memory: str, resume: bool
+) -> int:
     """Aggregate features one hop and more, for LargeGT's tokens.
 
     GRAPH is as for `tokens`. FEATURES is an .npy file with a row for each node. Both are mapped
@@ -351,7 +354,7 @@ def context(graph: Path, features: Path, out: Path, hops: int, dtype: str, memor
     """
     from fastgraph.cli.context import write_features
 
-    return write_features(graph, features, out, hops, dtype, memory)
+    return write_features(graph, features, out, hops, dtype, memory, resume)
 
 
 @cli.command(

@@ -63,7 +63,7 @@ def write_sample(
         found = read_lists(graph)
         chosen = None if nodes is None else _nodes(nodes)
         for number in own:
-            with _progress(quiet=ranks > 1) as progress:
+            with progress_bar(quiet=ranks > 1) as progress:
                 bar = progress.add_task(f"shard {number} of {shards}", total=None)
                 folder = write_tokens(
                     found,
@@ -149,7 +149,8 @@ def _summary(content: dict[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def _progress(*, quiet: bool) -> Progress:
+def progress_bar(*, quiet: bool) -> Progress:
+    """A bar on the standard error, which is gone in the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, *times, console=Console(stderr=True), transient=True, disable=quiet)

@@ -2,14 +2,14 @@ r"""Context features of LargeGT: :math:`C_0 = \tilde A H` and :math:`C_1 = \tild
 
 :math:`\tilde A` is that of :func:`fastgraph.ops.gcn`, and so is each bit of the result. Here
 neither the graph nor the features need fit into memory: panels of channels are computed one after
-the other, for blocks of rows.
+the other, for blocks of rows, of which a journal keeps account while the folder is not finished.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,17 @@ from fastgraph.sampling.native_calls import check_tensors
 from fastgraph.tokens.byte_counts import byte_count
 from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures
+from fastgraph.tokens.journal import (
+    JOURNAL,
+    add_to_journal,
+    begin_journal,
+    cut_journal,
+    digest_of_graph,
+    digest_of_rows,
+    disk_may_be_full,
+    locked,
+    read_journal,
+)
 
 _EDGE_BYTES = 64
 """Bytes that a block needs for each of its edges while it is prepared and computed."""
@@ -30,6 +41,13 @@ _ROW_BYTES = 64
 """The same for each of its rows, and of their channels."""
 _MOST_OF_BLOCK = 1 << 28
 _BLOCK_ROWS = 1 << 16
+_SYNCED_BYTES = 1 << 25
+"""That many are computed before they are made permanent, as that takes the disk its time."""
+_OF_BLOCK = ("channel", "part", "begin", "end", "num_nan", "sha256")
+"""Of a line of the journal."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many rows of how many are done; each part of a row counts in each panel."""
 
 
 def write_context(
@@ -40,10 +58,10 @@ def write_context(
     hops: int = 2,
     dtype: torch.dtype = torch.bfloat16,
     memory: int | str = "4GiB",
+    resume: bool = False,
+    progress: Progress | None = None,
 ) -> HopFeatures:
     """Compute context features into a file from which a ``TokenLoader`` gathers.
-
-    What was begun in a folder and not finished, as it has no manifest, is begun again.
 
     Args:
         graph: an ``edge_index``, compressed columns ``(colptr, row)`` or a :class:`TokenGraph`, as
@@ -55,42 +73,61 @@ def write_context(
         dtype: bfloat16, float16 or float32, in which everything is computed and kept.
         memory: how much memory this may allocate. Pages of the files are not counted, as the system
             may drop them.
+        resume: whether what is in the folder is finished rather than refused. What is whole is
+            read, for its SHA-256, and left as it is.
+        progress: called after each block with the number of rows that are done, and of all.
 
     Raises:
-        FileExistsError: the folder is complete.
-        OSError: there is not enough space for the file.
+        FileExistsError: the folder is not empty, and is not to be resumed.
+        FileFormatError: it is of another graph or of other features, or is cut off.
+        BlockingIOError: another process is writing it.
+        OSError: there is not enough space for the file, or no more.
         TypeError: an argument has another type or dtype.
         ValueError: ``features`` have other rows than the graph, ``ptr`` falls or ends elsewhere
             than at the number of edges, or ``memory`` is too little.
         IndexError: an edge leads from no node.
     """
     folder = Path(folder)
-    if (folder / manifest.NAME).exists():
-        raise FileExistsError(f"{folder}: expected a new folder, got one that is complete")
     of_edges = isinstance(graph, Tensor | np.ndarray)
     (lists,) = as_lists(graph, "in", _num_rows(features) if of_edges else None)
     shape = _checked(lists, features, hops, dtype)
     bound = byte_count("memory", memory)
     plan = _Plan.within(bound, lists, shape, dtype)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / FILE
-    with file.open("wb") as stream:
-        # What does not fit is refused here: a mapped write would end the process.
-        os.posix_fallocate(stream.fileno(), 0, shape[0] * shape[1] * shape[2] * dtype.itemsize)
-    size = shape[0] * shape[1] * shape[2]
-    rows = torch.from_file(str(file), shared=True, size=size, dtype=dtype).view(shape)
-    num_nan = _fill(rows, lists, features, plan)
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-    content = {
+    identity: dict[str, Any] = {
         "num_nodes": shape[0],
         "hops": hops,
         "channels": shape[2],
         "dtype": str(dtype).removeprefix("torch."),
-        "num_nan": num_nan,
+        "graph": digest_of_graph([lists]),
+        "features": digest_of_rows(features),
     }
-    manifest.write(folder, FORMAT, content, {FILE: manifest.seal(file)})
-    return HopFeatures(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "these features"):
+        if not resume and (found := sorted(path.name for path in folder.iterdir())):
+            raise FileExistsError(
+                f"{folder}: expected a new folder, got {found[0]} in it: resume finishes what was "
+                "begun, or leaves it if it is whole"
+            )
+        if not _is_whole(folder, identity):
+            with disk_may_be_full(folder):
+                work = _begun(folder, identity, plan, shape, dtype)
+                needed = work.plan.bytes(lists, shape, dtype)
+                if needed > bound:
+                    raise ValueError(
+                        f"memory must be at least {needed} bytes to go on with what was begun, got "
+                        f"{bound}"
+                    )
+                num_nan = _fill(work, lists, features, progress or (lambda done, total: None))
+                content = {**identity, "num_nan": num_nan}
+                manifest.write(folder, FORMAT, content, {FILE: manifest.seal(folder / FILE)})
+                (folder / JOURNAL).unlink()
+                manifest.sync_folder(folder)
+    made = HopFeatures(folder)
+    if made.num_nan:
+        warnings.warn(
+            f"features hold {made.num_nan} NaN, which spread to the context", stacklevel=2
+        )
+    return made
 
 
 class _Plan(NamedTuple):
@@ -112,19 +149,29 @@ class _Plan(NamedTuple):
         Raises:
             ValueError: it does not allow one channel.
         """
-        num_nodes, parts, channels = shape
-        longest = max(int(ptr.diff().max()) for _, _, ptr in _ptr_blocks(lists[0])) + 1
+        longest = _longest(lists)
+        most = min(memory // 4, _MOST_OF_BLOCK) // _EDGE_BYTES
+        for entries in (max(longest, most), longest):  # shorter blocks may leave enough
+            one = cls(1, entries).bytes(lists, shape, dtype)
+            if memory >= one:
+                of_channel = cls(2, entries).bytes(lists, shape, dtype) - one
+                return cls(min(shape[2], 1 + (memory - one) // of_channel), entries)
+        raise ValueError(f"memory must be at least {one} bytes for this graph, got {memory}")
+
+    def bytes(self, lists: NeighborLists, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+        """How much is allocated."""
+        num_nodes, parts, _ = shape
         rows = min(num_nodes, _BLOCK_ROWS)
         panels = 2 if parts > 2 else 1
         of_channel = panels * num_nodes * dtype.itemsize + rows * _ROW_BYTES
         always = 4 * num_nodes + rows * _ROW_BYTES
-        most = min(memory // 4, _MOST_OF_BLOCK) // _EDGE_BYTES
-        for block in (max(longest, most), longest):  # shorter blocks may leave enough
-            spare = memory - always - block * _EDGE_BYTES
-            if spare >= of_channel:
-                return cls(min(channels, spare // of_channel), block)
-        least = always + longest * _EDGE_BYTES + of_channel
-        raise ValueError(f"memory must be at least {least} bytes for this graph, got {memory}")
+        return always + self.entries * _EDGE_BYTES + self.channels * of_channel
+
+
+def _longest(lists: NeighborLists) -> int:
+    """The entries of the longest row, with its self-loop."""
+    num_nodes = lists.ptr.numel() - 1
+    return max(int(own.diff().max()) for _, _, own in _ptr_blocks(lists.ptr, 0, num_nodes)) + 1
 
 
 def _num_rows(features: Any) -> int:
@@ -139,8 +186,7 @@ def _checked(
         raise TypeError(f"dtype must be one of {sorted(DTYPES)}, got {dtype}")
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise ValueError(f"hops must be an int of at least 1, got {hops!r}")
-    ptr, neighbors = lists
-    num_nodes = ptr.numel() - 1
+    num_nodes = lists.ptr.numel() - 1
     if not isinstance(features, Tensor | np.ndarray):
         raise TypeError(f"features must be a tensor or an array, got {type(features).__name__}")
     if isinstance(features, np.ndarray) and not features.dtype.isnative:
@@ -155,60 +201,163 @@ def _checked(
             f"features must have shape [{num_nodes}, channels], a row for each node of the graph, "
             f"got {list(shape)}"
         )
-    if not _block(features, 0, 1, 0, 1).is_floating_point():
+    if not _tensor(features[:1, :1]).is_floating_point():
         raise TypeError(f"features must be floating-point numbers, got {features.dtype}")
-    if int(ptr[0]) != 0 or int(ptr[-1]) != neighbors.numel():
-        raise ValueError(
-            f"ptr must run from 0 to {neighbors.numel()}, the number of edges, got {int(ptr[0])} "
-            f"to {int(ptr[-1])}"
-        )
     return num_nodes, hops + 1, shape[1]
 
 
-def _fill(out: Tensor, lists: NeighborLists, features: Any, plan: _Plan) -> int:
+class _Work(NamedTuple):
+    """Rows that are not all computed, and the account of those that are."""
+
+    folder: Path
+    rows: Tensor
+    plan: _Plan
+    done: list[dict[str, Any]]
+
+
+def _is_whole(folder: Path, identity: dict[str, Any]) -> bool:
+    if (folder / JOURNAL).exists() or not (folder / manifest.NAME).exists():
+        return False
+    whole = manifest.read(folder, FORMAT)
+    _check_same(folder, identity, whole.content)
+    manifest.verify(whole, [FILE])
+    return True
+
+
+def _check_same(folder: Path, identity: dict[str, Any], found: dict[str, Any]) -> None:
+    for name, expected in identity.items():
+        if found.get(name) != expected:
+            raise manifest.FileFormatError(
+                f"{folder}: expected {name} {expected!r}, got {found.get(name)!r}: these are "
+                "features of another graph, of others or in another form"
+            )
+
+
+def _begun(
+    folder: Path,
+    identity: dict[str, Any],
+    plan: _Plan,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+) -> _Work:
+    """What is there, or a new file."""
+    file, journal = folder / FILE, folder / JOURNAL
+    size = shape[0] * shape[1] * shape[2]
+    lines = read_journal(journal, set(_OF_BLOCK))
+    if lines:
+        head = lines[0]["identity"]
+        _check_same(folder, identity, head)
+        plan = _Plan(*head["plan"])
+        if not file.is_file() or file.stat().st_size != size * dtype.itemsize:
+            raise manifest.FileFormatError(
+                f"{file}: expected {size * dtype.itemsize} bytes, got others: it is cut off"
+            )
+        cut_journal(journal, lines)
+    else:
+        if foreign := sorted({path.name for path in folder.iterdir()} - {FILE, JOURNAL}):
+            raise manifest.FileFormatError(f"{folder}: expected features, got {foreign[0]}")
+        with file.open("wb") as stream:
+            # What does not fit is refused here: a mapped write would end the process.
+            try:
+                os.posix_fallocate(stream.fileno(), 0, size * dtype.itemsize)
+            except OSError:
+                file.unlink()  # so that others have the space
+                raise
+            os.fsync(stream.fileno())
+        begin_journal(journal, {**identity, "plan": plan})
+    rows = torch.from_file(str(file), shared=True, size=size, dtype=dtype).view(shape)
+    return _Work(folder, rows, plan, lines[1:])
+
+
+def _fill(work: _Work, lists: NeighborLists, features: Any, progress: Progress) -> int:
     """Compute all rows; returns how many values are NaN."""
+    out, plan = work.rows, work.plan
     num_nodes, parts, channels = out.shape
-    num_nan = 0
-    with torch.no_grad():
-        scale = _scales(lists, plan)
+    num_nan = number = rows = 0
+    total = num_nodes * parts * -(-channels // plan.channels)
+    scale = _scales(lists, plan)
+    with (
+        torch.no_grad(),
+        (work.folder / FILE).open("rb") as file,
+        (work.folder / JOURNAL).open("ab") as log,
+    ):
         for first in range(0, channels, plan.channels):
             last = min(first + plan.channels, channels)
-            panel = torch.empty(num_nodes, last - first, dtype=out.dtype)
-            for begin in range(0, num_nodes, _BLOCK_ROWS):
-                end = min(begin + _BLOCK_ROWS, num_nodes)
-                block = _block(features, begin, end, first, last)
-                num_nan += int(block.isnan().sum())
-                panel[begin:end] = block
-            out[:, 0, first:last] = panel
-            for part in range(1, parts):
-                following = torch.empty_like(panel) if part + 1 < parts else None
-                for rows in _row_blocks(lists, plan):
-                    ends = scale[rows.index] * scale[rows.begin : rows.end].repeat_interleave(
-                        rows.ptr.diff(), output_size=rows.index.numel()
-                    )
-                    sums = spmm(
-                        panel,
-                        rows.index,
-                        ends.to(out.dtype),
-                        ptr=rows.ptr,
-                        num_out=rows.end - rows.begin,
-                    )
-                    out[rows.begin : rows.end, part, first:last] = sums
-                    if following is not None:
-                        following[rows.begin : rows.end] = sums
-                if following is not None:
-                    panel = following
-    if num_nan:
-        warnings.warn(f"features hold {num_nan} NaN, which spread to the context", stacklevel=3)
+            row_bytes = (last - first) * out.element_size()
+            step = max(_SYNCED_BYTES // row_bytes // _BLOCK_ROWS, 1) * _BLOCK_ROWS
+            panel = out.new_empty(0)
+            for part in range(parts):
+                following = out.new_empty(num_nodes if part + 1 < parts else 0, last - first)
+                for begin in range(0, num_nodes, step):
+                    end = min(begin + step, num_nodes)
+                    place = out[begin:end, part, first:last]
+                    if number < len(work.done):
+                        found = _as_noted(work, number, place, (first, part, begin, end))
+                    else:
+                        found = 0
+                        if part:
+                            for own in _row_ranges(lists[0], plan, begin, end):
+                                at = own.begin - begin
+                                place[at : at + own.num_rows] = _sums(panel, own, lists, scale)
+                        else:
+                            found = _copy(features[begin:end, first:last], place)
+                        os.fdatasync(file.fileno())
+                        line = (first, part, begin, end, found, digest_of_rows(place))
+                        add_to_journal(log, dict(zip(_OF_BLOCK, line, strict=True)))
+                    if len(following):
+                        following[begin:end] = place
+                    num_nan, number, rows = num_nan + found, number + 1, rows + end - begin
+                    progress(rows, total)
+                panel = following
     return num_nan
+
+
+def _as_noted(work: _Work, number: int, place: Tensor, expected: tuple[int, ...]) -> int:
+    """How many NaN a block has, which the journal has account of."""
+    line = work.done[number]
+    found = tuple(line[name] for name in _OF_BLOCK[:4])
+    if found != expected or digest_of_rows(place) != line["sha256"]:
+        raise manifest.FileFormatError(
+            f"{work.folder / FILE}: expected rows {line['begin']} to {line['end']} as the journal "
+            "has them, got others: it is corrupt"
+        )
+    return int(line["num_nan"])
+
+
+def _copy(features: Any, out: Tensor) -> int:
+    """Copy rows, a tensor or an array; returns how many values are NaN."""
+    num_nan = 0
+    for begin in range(0, len(out), _BLOCK_ROWS):
+        block = _tensor(features[begin : begin + _BLOCK_ROWS])
+        num_nan += int(block.isnan().sum())
+        out[begin : begin + _BLOCK_ROWS] = block
+    return num_nan
+
+
+def _sums(panel: Tensor, own: _Range, lists: NeighborLists, scale: Tensor) -> Tensor:
+    rows = _with_loops(own, lists)
+    ends = scale[rows.index] * scale[rows.begin : rows.end].repeat_interleave(
+        rows.ptr.diff(), output_size=rows.index.numel()
+    )
+    size = rows.end - rows.begin
+    return spmm(panel, rows.index, ends.to(panel.dtype), ptr=rows.ptr, num_out=size)
 
 
 def _scales(lists: NeighborLists, plan: _Plan) -> Tensor:
     """One over the root of each node's degree, as graph convolutions have it."""
     scale = torch.empty(lists[0].numel() - 1)
-    for rows in _row_blocks(lists, plan):
+    for own in _row_ranges(lists[0], plan, 0, len(scale)):
+        rows = _with_loops(own, lists)
         scale[rows.begin : rows.end] = rows.ptr.diff()
     return scale.pow_(-0.5)
+
+
+class _Range(NamedTuple):
+    """Rows of the graph, and where each begins and the last ends."""
+
+    begin: int
+    num_rows: int
+    ptr: Tensor
 
 
 class _Rows(NamedTuple):
@@ -220,24 +369,22 @@ class _Rows(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
 
 
-def _row_blocks(lists: NeighborLists, plan: _Plan) -> Iterator[_Rows]:
-    """All rows, in blocks that are checked."""
-    ptr, neighbors = lists
-    num_nodes = ptr.numel() - 1
-    for first, _, own in _ptr_blocks(ptr):
+def _row_ranges(ptr: Tensor, plan: _Plan, first: int, last: int) -> Iterator[_Range]:
+    """Some rows, in blocks of so many entries with self-loops."""
+    for start, _, own in _ptr_blocks(ptr, first, last):
         cost = own.diff().add_(1).cumsum(0)
         begin = 0
         while begin < cost.numel():
             done = int(cost[begin - 1]) if begin else 0
             end = max(begin + 1, int(torch.searchsorted(cost, done + plan.entries, right=True)))
-            yield _with_loops(first + begin, own[begin : end + 1], neighbors, num_nodes)
+            yield _Range(start + begin, end - begin, own[begin : end + 1])
             begin = end
 
 
-def _ptr_blocks(ptr: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+def _ptr_blocks(ptr: Tensor, first: int, last: int) -> Iterator[tuple[int, int, Tensor]]:
     """The first and the last row of a block, and its part of ``ptr``, int64, which ascends."""
-    for begin in range(0, ptr.numel() - 1, _BLOCK_ROWS):
-        end = min(begin + _BLOCK_ROWS, ptr.numel() - 1)
+    for begin in range(first, last, _BLOCK_ROWS):
+        end = min(begin + _BLOCK_ROWS, last)
         own = ptr[begin : end + 1].long()
         falls = own.diff() < 0
         if bool(falls.any()):
@@ -246,7 +393,10 @@ def _ptr_blocks(ptr: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         yield begin, end, own
 
 
-def _with_loops(begin: int, ptr: Tensor, neighbors: Tensor, num_nodes: int) -> _Rows:
+def _with_loops(rows: _Range, lists: NeighborLists) -> _Rows:
+    """Rows with their entries, which are checked."""
+    begin, num_rows, ptr = rows
+    neighbors, num_nodes = lists.neighbors, lists.ptr.numel() - 1
     first = int(ptr[0])
     own = neighbors[first : int(ptr[-1])]
     if own.numel():
@@ -258,7 +408,6 @@ def _with_loops(begin: int, ptr: Tensor, neighbors: Tensor, num_nodes: int) -> _
                 f"row holds {int(own[at])} at position {first + at}, expected 0 <= node < "
                 f"{num_nodes}"
             )
-    num_rows = ptr.numel() - 1
     nodes = torch.arange(begin, begin + num_rows, dtype=torch.int32)
     keeps = own != nodes.repeat_interleave(ptr.diff(), output_size=own.numel())
     kept = torch.zeros(own.numel() + 1, dtype=torch.int64)
@@ -273,7 +422,6 @@ def _with_loops(begin: int, ptr: Tensor, neighbors: Tensor, num_nodes: int) -> _
     return _Rows(begin, begin + num_rows, new_ptr, new)
 
 
-def _block(features: Any, begin: int, end: int, first: int, last: int) -> Tensor:
-    """Some rows and channels of a tensor or an array."""
-    part = features[begin:end, first:last]
-    return part if isinstance(part, Tensor) else torch.tensor(part)
+def _tensor(features: Any) -> Tensor:
+    """A tensor of one, or of an array."""
+    return features if isinstance(features, Tensor) else torch.tensor(features)

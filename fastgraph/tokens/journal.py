@@ -25,7 +25,8 @@ from fastgraph import manifest
 from fastgraph.tokens.graph_files import NeighborLists
 
 JOURNAL = "journal.jsonl"
-HASHED_AT_ONCE = 1 << 22
+_BYTES_AT_ONCE = _NODES_AT_ONCE = 1 << 22
+_VALUES_AT_ONCE = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -141,7 +142,7 @@ def digest_of_graph(lists: list[NeighborLists]) -> str:
     found = hashlib.sha256()
     for values in (tensor for one in lists for tensor in one):
         found.update(f"{values.dtype} {values.numel()}\n".encode())
-        for part in values.split(HASHED_AT_ONCE):
+        for part in values.split(_NODES_AT_ONCE):
             found.update(bytes_of(part))
     return found.hexdigest()
 
@@ -152,7 +153,7 @@ def digest_of_rows(values: Tensor | np.ndarray) -> str:
     num_rows, width = values.shape
     name = str(values.dtype).removeprefix("torch.")
     found.update(f"{name} {num_rows} {width}\n".encode())
-    rows = max(HASHED_AT_ONCE // max(width, 1), 1)
+    rows = max(_VALUES_AT_ONCE // max(width, 1), 1)
     for begin in range(0, num_rows, rows):
         part = values[begin : begin + rows]
         if isinstance(part, Tensor):
@@ -165,7 +166,7 @@ def digest_of_rows(values: Tensor | np.ndarray) -> str:
 def digest_of_file(stream: Any, size: int) -> str:
     """The SHA-256 of so many bytes of an open file, or of as many as there are."""
     found = hashlib.sha256()
-    while size > 0 and (part := stream.read(min(size, HASHED_AT_ONCE))):
+    while size > 0 and (part := stream.read(min(size, _BYTES_AT_ONCE))):
         found.update(part)
         size -= len(part)
     return found.hexdigest()

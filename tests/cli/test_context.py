@@ -36,7 +36,9 @@ def test_features_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert ended(*arguments) not in (0, None)
         return " ".join(capsys.readouterr().err.split())
 
-    assert "complete" in failing(*given)
+    assert "resume finishes" in failing(*given)
+    assert "expected dtype 'bfloat16', got 'float32'" in failing(*given, "--resume")
+    assert ended(*given, "--dtype", "float32", "--resume") == 0
     np.save(tmp_path / "short.npy", x[:40].numpy())
     other = tmp_path / "graph", tmp_path / "short.npy", tmp_path / "other"
     assert "features must have shape [44, channels]" in failing(*other)

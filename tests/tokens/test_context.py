@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.manifest import FileFormatError
-from fastgraph.tokens import HopFeatures, write_context
+from fastgraph.tokens import HopFeatures, NeighborLists, context, write_context
 from fastgraph.tokens.byte_counts import byte_count
 from fastgraph.tokens.context import _ROW_BYTES, _Plan
 
-Lists = tuple[Tensor, Tensor]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -37,11 +36,11 @@ def edges_of(name: str) -> tuple[Tensor, int]:
     return drawn(100, 1600).view(2, -1), 100
 
 
-def lists_of(edge_index: Tensor, num_nodes: int) -> Lists:
+def lists_of(edge_index: Tensor, num_nodes: int) -> NeighborLists:
     order = edge_index[1].argsort(stable=True)
     ptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(edge_index[1], minlength=num_nodes), 0, out=ptr[1:])
-    return ptr, edge_index[0][order]
+    return NeighborLists(ptr, edge_index[0][order])
 
 
 def of_gcn(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
@@ -51,7 +50,7 @@ def of_gcn(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
     return torch.stack(parts, dim=1)
 
 
-def least_memory(lists: Lists, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+def least_memory(lists: NeighborLists, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
     with pytest.raises(ValueError, match="memory must be at least") as error:
         _Plan.within(0, lists, shape, dtype)
     return int(str(error.value).split("at least ")[1].split(" ")[0])
@@ -65,7 +64,7 @@ def test_bits_are_those_of_gcn(tmp_path: Path, name: str, dtype: torch.dtype) ->
     for hops, channels in ((1, 1), (2, 3), (3, 2)):
         x = torch.randn(num_nodes, channels)
         expected = of_gcn(x.to(dtype), edge_index, hops)
-        least = least_memory((ptr, index), (num_nodes, hops + 1, channels), dtype)
+        least = least_memory(NeighborLists(ptr, index), (num_nodes, hops + 1, channels), dtype)
         one_more = 2 * num_nodes * dtype.itemsize + num_nodes * _ROW_BYTES
         for number, memory in enumerate(("1GiB", least, least + one_more)):
             lists = (ptr, index) if number else (ptr.int(), index.int())
@@ -157,9 +156,10 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     def refused(
         error: type[Exception], message: str, lists: object, features: object = x, **options: object
     ) -> None:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
         with pytest.raises(error, match=message):
-            write_context(lists, features, tmp_path / "none", **options)  # type: ignore[arg-type]
-        assert not (tmp_path / "none" / "manifest.json").exists()
+            write_context(lists, features, folder, **options)  # type: ignore[arg-type]
+        assert not (folder / "manifest.json").exists()
 
     for features in (x[1:], torch.cat([x, x]), x[:, 0], x[:, :0]):
         refused(ValueError, r"features must have shape \[100, channels\]", (ptr, index), features)
@@ -173,7 +173,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     refused(TypeError, "must be int32 or int64", (ptr, index.float()))
     refused(TypeError, "graph must be", "graph")
     refused(IndexError, r"edge_index must hold nodes in \[0, 90\)", edge_index, x[:90])
-    refused(ValueError, "ptr must run from 0 to 799", (ptr, index[1:]))
+    refused(ValueError, "colptr must run from 0 to 799", (ptr, index[1:]))
     falls = ptr.clone()
     falls[7] = falls[8] + 1
     refused(ValueError, "ptr must not fall, got .* at position 8", (falls, index))
@@ -196,10 +196,20 @@ def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
     (folder / "rows.bin").write_bytes(b"begun")  # and not finished
     with pytest.raises(FileFormatError, match="none in it"):
         HopFeatures(folder)
-    write_context(lists, x, folder)
-    with pytest.raises(FileExistsError, match="complete"):
+    with pytest.raises(FileExistsError, match=r"got rows\.bin in it: resume"):
+        write_context(lists, x, folder)
+    write_context(lists, x, folder, resume=True)
+    with pytest.raises(FileExistsError, match="or leaves it if it is whole"):
         write_context(lists, x, folder)
     whole = (folder / "rows.bin").read_bytes()
+    before = (folder / "rows.bin").stat().st_mtime_ns
+    write_context(lists, x, folder, resume=True)
+    assert (folder / "rows.bin").stat().st_mtime_ns == before
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").touch()
+    with pytest.raises(FileFormatError, match=r"expected features, got thesis\.txt"):
+        write_context(lists, x, foreign, resume=True)
     (folder / "rows.bin").write_bytes(whole[:-1])
     with pytest.raises(FileFormatError, match="cut off"):
         HopFeatures(folder)
@@ -209,6 +219,8 @@ def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
     (folder / "rows.bin").write_bytes(b"x" + whole[1:])
     with pytest.raises(FileFormatError, match="SHA-256"):
         HopFeatures(folder, verify=True)
+    with pytest.raises(FileFormatError, match="SHA-256"):
+        write_context(lists, x, folder, resume=True)
     manifest = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(manifest.replace("hop features", "tokens"))
     with pytest.raises(FileFormatError, match="expected the format 'fastgraph hop features'"):
@@ -227,8 +239,110 @@ def test_full_disks_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr("os.posix_fallocate", full)
         with pytest.raises(OSError, match="No space left"):
             write_context(lists, x, tmp_path / "context")
-    found = write_context(lists, x, tmp_path / "context")  # begun again
+    assert not list((tmp_path / "context").iterdir())  # of what did not fit
+    found = write_context(lists, x, tmp_path / "context")
     assert torch.equal(found.rows, of_gcn(x.bfloat16(), edge_index, 2))
+
+
+class _KilledError(BaseException):
+    """Ends the work as a signal would: nothing of ours catches it."""
+
+
+def cut_down(folder: Path, lists: NeighborLists, x: Tensor, memory: int, blocks: int) -> None:
+    """Features of which the first blocks are computed; beyond the journal there is noise."""
+    calls = 0
+
+    def stop(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == blocks:
+            raise _KilledError
+
+    with pytest.raises(_KilledError):
+        write_context(lists, x, folder, memory=memory, resume=True, progress=stop)
+    with (folder / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"channel": 0, "part"')
+
+
+def test_what_was_begun_is_resumed_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_BLOCK_ROWS", 64)
+    monkeypatch.setattr(context, "_SYNCED_BYTES", 1)
+    edge_index, num_nodes = edges_of("hubs")
+    lists, x = lists_of(edge_index, num_nodes), torch.randn(num_nodes, 3)
+    x[5, 2] = torch.nan
+    memory = least_memory(lists, (num_nodes, 3, 3), torch.bfloat16)  # one channel at a time
+    told: list[tuple[int, int]] = []
+    with pytest.warns(UserWarning, match="hold 1 NaN"):
+        whole = write_context(
+            lists, x, tmp_path / "whole", memory=memory, progress=lambda *args: told.append(args)
+        )
+    assert len(told) == 3 * 3 * 4
+    assert told[-1] == (9 * num_nodes, 9 * num_nodes)
+    assert torch.equal(whole.rows.nan_to_num(), of_gcn(x.bfloat16(), edge_index, 2).nan_to_num())
+    for number, blocks in enumerate(((2,), (11, 13), (36,))):
+        folder = tmp_path / str(number)
+        for count in blocks:
+            cut_down(folder, lists, x, memory, count)
+            with pytest.raises(FileFormatError, match="none in it"):
+                HopFeatures(folder)
+        # What is beyond the journal is computed anew, whatever there is.
+        with pytest.warns(UserWarning, match="hold 1 NaN"):
+            again = write_context(lists, x, folder, memory="1GiB", resume=True)
+        assert again.num_nan == 1
+        assert (folder / "rows.bin").read_bytes() == (tmp_path / "whole" / "rows.bin").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {"rows.bin", "manifest.json"}
+
+
+def test_what_was_begun_of_something_else_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_BLOCK_ROWS", 64)
+    edge_index, num_nodes = edges_of("hubs")
+    lists, x = lists_of(edge_index, num_nodes), torch.randn(num_nodes, 3)
+    write_context(lists, x, tmp_path / "whole")
+    memory = least_memory(lists, (num_nodes, 3, 3), torch.bfloat16)
+    cut_down(tmp_path / "begun", lists, x, 1 << 30, 2)
+    other_graph = NeighborLists(lists.ptr, lists.neighbors.flip(0))
+    other = x.clone()
+    other[-1, -1] += 1
+    for folder in (tmp_path / "whole", tmp_path / "begun"):
+        for name, graph, features, options in (
+            ("graph", other_graph, x, {}),
+            ("features", lists, other, {}),
+            ("features", lists, x.double(), {}),
+            ("hops", lists, x, {"hops": 1}),
+            ("dtype", lists, x, {"dtype": torch.float16}),
+            ("channels", lists, x[:, :2], {}),
+        ):
+            with pytest.raises(FileFormatError, match=f"expected {name} .* another graph"):
+                write_context(graph, features, folder, resume=True, **options)
+    with pytest.raises(ValueError, match="to go on with what was begun"):
+        write_context(lists, x, tmp_path / "begun", memory=memory, resume=True)
+    rows = tmp_path / "begun" / "rows.bin"
+    good = rows.read_bytes()
+    rows.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(FileFormatError, match="expected rows 0 to 240 as the journal has them"):
+        write_context(lists, x, tmp_path / "begun", resume=True)
+    rows.write_bytes(good[:-1])
+    with pytest.raises(FileFormatError, match="it is cut off"):
+        write_context(lists, x, tmp_path / "begun", resume=True)
+    rows.write_bytes(good)
+    found = write_context(lists, x, tmp_path / "begun", resume=True)
+    assert torch.equal(found.rows, of_gcn(x.bfloat16(), edge_index, 2))
+
+
+def test_one_process_writes_features(tmp_path: Path) -> None:
+    edge_index, num_nodes = edges_of("random")
+    lists, x = lists_of(edge_index, num_nodes), torch.randn(num_nodes, 3)
+
+    def meanwhile(done: int, total: int) -> None:
+        for resume in (False, True):
+            with pytest.raises(BlockingIOError, match="another process is writing these features"):
+                write_context(lists, x, tmp_path / "context", resume=resume)
+
+    write_context(lists, x, tmp_path / "context", progress=meanwhile)
 
 
 def test_amounts_of_memory() -> None:
