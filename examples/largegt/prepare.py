@@ -17,6 +17,7 @@ from pathlib import Path
 
 import graphs
 import numpy as np
+from settings import parsed
 
 import fastgraph
 from fastgraph.pyg.positions import METHODS, node_positions
@@ -32,7 +33,7 @@ parser.add_argument("--position-channels", type=int, default=64)
 parser.add_argument("--positions", choices=METHODS, default="powers")
 parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of features in files")
 parser.add_argument("--seed", type=int, default=0)
-args = parser.parse_args()
+args = parsed(parser)
 if args.out.exists():
     parser.error(f"out must be a new folder, got {args.out}")
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from metrics import accuracy_or_roc_auc
+from settings import parsed
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
@@ -48,7 +49,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--cache", help='memory for the rows that are read most, such as "2GiB"')
 parser.add_argument("--checkpoint", type=Path, help="a file for the model after the last epoch")
 parser.add_argument("--seed", type=int, default=0)
-args = parser.parse_args()
+args = parsed(parser)
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if "RANK" in os.environ:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -49,6 +51,30 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     left = sorted(path.name for path in (folder / "out").iterdir())
     assert left == ["context", "positions.npy", "split.npy", "tokens", "y.npy"]
     return folder / "out"
+
+
+def test_settings_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from settings import PAPER, parsed
+
+    def of(*given: str) -> tuple[int, int]:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--batch-size", type=int, default=7)
+        parser.add_argument("--k", type=int, default=50)
+        monkeypatch.setattr(sys, "argv", ["script", *given])
+        args = parsed(parser)
+        return args.batch_size, args.k
+
+    assert of() == (7, 50)
+    assert of("--like", "snap-patents") == (2048, 50)
+    assert of("--k", "3", "--like", "papers100M") == (1024, 3)
+    page = (FOLDER.parents[1] / "docs" / "largegt.md").read_text()
+    for name, cells in (
+        ("batch", [str(own["batch_size"]) for own in PAPER.values()]),
+        ("hidden channels", [str(own["hidden_channels"]) for own in PAPER.values()]),
+        ("position channels", [str(own["position_channels"]) for own in PAPER.values()]),
+    ):
+        assert f"| {name} | {' | '.join(cells)} |" in page
 
 
 def losses(printed: str) -> list[float]:
