@@ -15,6 +15,7 @@ runs are without a limit. Results go to ``benchmarks/results/<date>-out-of-core.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -34,7 +35,7 @@ from measure.output import RESULTS, machine_table, publish, write
 
 _MIB = 1 << 20
 _K = 100
-_FACTOR = 16
+_FACTOR, _SMALL_FACTOR = 16, 4
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -45,8 +46,8 @@ _FACTOR = 16
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For the files.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--quick", is_flag=True, help="Small graphs.")
+@click.option("--parts", default="tokens,context,loader", show_default=True)
 @click.option("--load", type=click.Path(path_type=Path), hidden=True, help="Run a loader.")
-@click.option("--cache", hidden=True)
 def main(
     scale: int,
     small: int,
@@ -55,11 +56,11 @@ def main(
     folder: Path | None,
     out: Path,
     quick: bool,
+    parts: str,
     load: Path | None,
-    cache: str | None,
 ) -> None:
     if load is not None:
-        print(json.dumps(_load(load, cache)))
+        print(json.dumps(_load(load)))
         return
     from measure.machine import machine_facts
 
@@ -74,14 +75,15 @@ def main(
     most = results["limit"]
     with tempfile.TemporaryDirectory(dir=folder) as name:
         work = Path(name)
-        large = (folder or work) / f"kronecker-{scale}"
-        results["generated"] = _generated(large, scale)
-        for part, call in (
-            ("tokens", lambda: _tokens(large, work, scale, nodes, most)),
-            ("context", lambda: _context(work, small, most and most // 2)),
-            ("loader", lambda: _loader(work, small, 32 if quick else 4096, most)),
-        ):
-            results[part] = call()
+        for part in parts.split(","):
+            if part == "tokens":
+                large = (folder or work) / f"kronecker-{scale}"
+                results["generated"] = _generated(large, scale)
+                results[part] = _tokens(large, work, scale, nodes, most)
+            elif part == "context":
+                results[part] = _context(work, small, most and most // 2)
+            else:
+                results[part] = _loader(work, small, 32 if quick else 1024, most)
             write(out, "out-of-core", results, _markdown(results))
     publish(Console(), out, "out-of-core", results, _markdown(results))
 
@@ -145,8 +147,8 @@ def _tokens(graph: Path, work: Path, scale: int, count: int, limit: int | None) 
 def _context(work: Path, scale: int, limit: int | None, channels: int = 32) -> dict[str, Any]:
     from fastgraph import manifest
 
-    graph, given = work / "small", work / "features"
-    write_kronecker(graph, scale, _FACTOR)
+    graph, given = work / "for-context", work / "features"
+    write_kronecker(graph, scale, _SMALL_FACTOR)
     given.mkdir()
     shape = (1 << scale, channels)
     x = np.lib.format.open_memmap(given / "x.npy", "w+", np.float32, shape)
@@ -184,7 +186,8 @@ def _loader(work: Path, scale: int, seeds: int, limit: int | None) -> dict[str, 
 
     folder, nodes, channels = work / "loader", 1 << scale, 128
     chosen = torch.randperm(nodes, generator=torch.Generator().manual_seed(3))[:seeds]
-    write_tokens(open_graph(work / "small"), folder / "tokens", _K, nodes=chosen)
+    write_kronecker(work / "for-loader", scale, _SMALL_FACTOR)
+    write_tokens(open_graph(work / "for-loader"), folder / "tokens", _K, nodes=chosen)
     (folder / "context").mkdir()
     noise = np.random.default_rng(4).integers(0, 1 << 14, 1 << 22, dtype=np.uint16)
     with (folder / "context" / FILE).open("wb") as stream:
@@ -194,34 +197,40 @@ def _loader(work: Path, scale: int, seeds: int, limit: int | None) -> dict[str, 
     content = {"num_nodes": nodes, "hops": 2, "channels": channels, "dtype": "bfloat16"}
     files = {FILE: manifest.seal(folder / "context" / FILE)}
     manifest.write(folder / "context", FORMAT, {**content, "num_nan": 0}, files)
-    cells = []
-    for cache in ("0", "64MiB", "128MiB"):
-        cell = _run([__file__, "--load", folder, "--cache", cache], limit, folder)
-        cells.append({"cache": cache, **cell, **json.loads(cell.pop("output").splitlines()[-1])})
-    return {"features": _size(folder / "context"), "seeds": seeds, "runs": cells}
+    run = _run([__file__, "--load", folder], limit, folder)
+    found = json.loads(run.pop("output").splitlines()[-1])
+    return {"features": _size(folder / "context"), "seeds": seeds, **run, **found}
 
 
-def _load(folder: Path, cache: str | None) -> dict[str, Any]:
-    """Two epochs, after the cache was filled."""
+def _load(folder: Path) -> dict[str, Any]:
+    """An epoch with each cache, after it was filled, and little else of the file in memory."""
     from fastgraph.pyg.token_loader import TokenLoader
     from fastgraph.tokens import HopFeatures, TokenStore
 
-    store, features = TokenStore(folder / "tokens"), HopFeatures(folder / "context")
-    begin, read = time.perf_counter(), _read_bytes()
-    held = None if cache in (None, "0") else cache
-    loader = TokenLoader(store, features=features, batch_size=1024, shuffle=True, cache=held)
-    found: dict[str, Any] = {
-        "is_elsewhere": features.is_elsewhere,
-        "filling": {"wall": time.perf_counter() - begin, "read": _read_bytes() - read},
-        "epochs": [],
-    }
-    for _ in range(2):
-        begin, read, total = time.perf_counter(), _read_bytes(), 0
-        for batch in loader:
-            total += batch.tokens.nbytes
-        wall = time.perf_counter() - begin
-        found["epochs"].append({"wall": wall, "read": _read_bytes() - read, "tokens": total})
-    return {**found, "info": loader.cache_info()._asdict()}
+    store, cells = TokenStore(folder / "tokens"), []
+    for cache in (None, "64MiB", "128MiB"):
+        drop_pages(folder)  # which are in no memory that is mapped, as the last features are gone
+        features = HopFeatures(folder / "context")
+        begin, read = time.perf_counter(), _read_bytes()
+        loader = TokenLoader(store, features=features, batch_size=256, cache=cache)
+        filling = {"wall": time.perf_counter() - begin, "read": _read_bytes() - read}
+        begin, read, used = time.perf_counter(), _read_bytes(), time.process_time()
+        total = sum(batch.tokens.nbytes for batch in loader)
+        cells.append(
+            {
+                "cache": cache,
+                "filling": filling,
+                "wall": time.perf_counter() - begin,
+                "processor": time.process_time() - used,
+                "read": _read_bytes() - read,
+                "tokens": total,
+                **loader.cache_info()._asdict(),
+            }
+        )
+        is_elsewhere = features.is_elsewhere
+        del loader, features
+        gc.collect()
+    return {"is_elsewhere": is_elsewhere, "runs": cells}
 
 
 def _read_bytes() -> int:
@@ -290,19 +299,18 @@ def _of_loader(loader: dict[str, Any]) -> list[str]:
         "",
         "## Loader",
         "",
-        f"Features of {loader['features'] / _MIB:,.0f} MiB; epochs of {loader['seeds']:,} seeds in "
-        "batches of 1,024, the second of two; `cache` is filled before them.",
+        f"Features of {loader['features'] / _MIB:,.0f} MiB; an epoch of {loader['seeds']:,} seeds "
+        "in batches of 256, after the cache was filled, which leaves its pages in memory. The "
+        f"program took {loader['anonymous'] / _MIB:,.0f} MiB of its own at most.",
         "",
-        "| cache | filling, s | epoch, s | read | tokens | hits | anonymous | usage of the group |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| cache | filling, s | epoch, s | processor, s | read | tokens | rows from the cache |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for run in loader["runs"]:
-        epoch, info = run["epochs"][-1], run["info"]
         lines.append(
-            f"| {run['cache']} | {run['filling']['wall']:.1f} | {epoch['wall']:.1f} "
-            f"| {epoch['read'] / _MIB:,.0f} | {epoch['tokens'] / _MIB:,.0f} "
-            f"| {info['hits'] / info['reads']:.0%} | {run['anonymous'] / _MIB:,.0f} "
-            f"| {(run['usage'] or 0) / _MIB:,.0f} |"
+            f"| {run['cache'] or 'none'} | {run['filling']['wall']:.1f} | {run['wall']:.1f} "
+            f"| {run['processor']:.1f} | {run['read'] / _MIB:,.0f} | {run['tokens'] / _MIB:,.0f} "
+            f"| {run['hits'] / run['reads']:.0%} |"
         )
     return lines
 
