@@ -109,14 +109,14 @@ def write_context(
                 "begun, or leaves it if it is whole"
             )
         if not _is_whole(folder, identity):
+            work = _begun(folder, identity, plan, shape, dtype)
+            needed = work.plan.bytes(lists, shape, dtype)
+            if needed > bound:
+                raise ValueError(
+                    f"memory must be at least {needed} bytes to go on with what was begun, got "
+                    f"{bound}"
+                )
             with disk_may_be_full(folder):
-                work = _begun(folder, identity, plan, shape, dtype)
-                needed = work.plan.bytes(lists, shape, dtype)
-                if needed > bound:
-                    raise ValueError(
-                        f"memory must be at least {needed} bytes to go on with what was begun, got "
-                        f"{bound}"
-                    )
                 num_nan = _fill(work, lists, features, progress or (lambda done, total: None))
                 content = {**identity, "num_nan": num_nan}
                 manifest.write(folder, FORMAT, content, {FILE: manifest.seal(folder / FILE)})
@@ -260,9 +260,10 @@ def _begun(
             # What does not fit is refused here: a mapped write would end the process.
             try:
                 os.posix_fallocate(stream.fileno(), 0, size * dtype.itemsize)
-            except OSError:
+            except OSError as error:
                 file.unlink()  # so that others have the space
-                raise
+                text = f"{os.strerror(error.errno or 0)}: expected {size * dtype.itemsize} bytes"
+                raise OSError(error.errno, text, str(file)) from error
             os.fsync(stream.fileno())
         begin_journal(journal, {**identity, "plan": plan})
     rows = torch.from_file(str(file), shared=True, size=size, dtype=dtype).view(shape)

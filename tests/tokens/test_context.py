@@ -237,7 +237,7 @@ def test_full_disks_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     lists, x = lists_of(edge_index, num_nodes), torch.randn(num_nodes, 3)
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left on device: expected 1800 bytes"):
             write_context(lists, x, tmp_path / "context")
     assert not list((tmp_path / "context").iterdir())  # of what did not fit
     found = write_context(lists, x, tmp_path / "context")
