@@ -2,17 +2,18 @@
 
     PYTHONPATH=. .venv-dgl-2.1.0/bin/python benchmarks/global_attention.py
 
-Three layers of ``fastgraph.nn`` with ReLU between them on Kronecker graphs of three densities, as
-in figures 6 to 8 of "High-Performance and Programmable Attentional Graph Neural Networks with
-Global Tensor Formulations" (SC 2023), with as many nodes as a small machine holds; inference, and
-training forward and backward. Beside them are the same equations as DGL's functions on messages and
-as layers of PyG, by upstream's own code. Times are by the processor's clock on one thread, lower
-quartiles of all in turns. Results go to ``benchmarks/results/<date>-global-attention.json`` and
-``.md``.
+Layers of ``fastgraph.nn``, 3 or as many as are asked for, with ReLU between them on Kronecker
+graphs of three densities, as in figures 6 to 8 of "High-Performance and Programmable Attentional
+Graph Neural Networks with Global Tensor Formulations" (SC 2023), with as many nodes as a small
+machine holds; inference, and training forward and backward. Beside them are the same equations as
+DGL's functions on messages and as layers of PyG, by upstream's own code. Times are by the
+processor's clock on one thread, lower quartiles of all in turns. Results go to
+``benchmarks/results/<date>-global-attention.json`` and ``.md``.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -28,16 +29,16 @@ from measure.output import RESULTS, machine_table, publish
 GRAPHS = {"1 %": (12, 1e-2), "0.1 %": (14, 1e-3), "0.01 %": (15, 1e-4)}
 """Of each density the binary logarithm of the number of nodes."""
 
-LAYERS = 3
 _WAYS = ("DGL", "PyG", "fastgraph.nn")
 
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--densities", default=",".join(GRAPHS), show_default=True)
 @click.option("--channels", default="16,32,128", show_default=True)
+@click.option("--layers", default="3", show_default=True, help="Numbers of layers.")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(densities: str, channels: str, rounds: int, out: Path) -> None:
+def main(densities: str, channels: str, layers: str, rounds: int, out: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when DGL is loaded
     os.environ.setdefault("DGLBACKEND", "pytorch")
     import fastgraph.dgl
@@ -55,8 +56,10 @@ def main(densities: str, channels: str, rounds: int, out: Path) -> None:
     cells = []
     for density in densities.split(","):
         graph = kronecker_of_density(*GRAPHS[density])
-        for width in map(int, channels.split(",")):
-            for model, ways in _models(graph, width).items():
+        for width, depth in itertools.product(
+            map(int, channels.split(",")), map(int, layers.split(","))
+        ):
+            for model, ways in _models(graph, width, depth).items():
                 _check(ways)
                 for training in (False, True):
                     in_order = {way: ways[way] for way in _WAYS}
@@ -67,6 +70,7 @@ def main(densities: str, channels: str, rounds: int, out: Path) -> None:
                             "nodes": graph.num_nodes,
                             "edges": graph.num_edges,
                             "channels": width,
+                            "layers": depth,
                             "model": model,
                             "training": training,
                             "milliseconds": found,
@@ -82,10 +86,10 @@ def main(densities: str, channels: str, rounds: int, out: Path) -> None:
 
 
 Call = Callable[[], tuple[Any, list[Any]]]
-"""Gives the result of three layers, and the features and parameters that have gradients."""
+"""Gives the result of the layers, and the features and parameters that have gradients."""
 
 
-def _models(graph: Any, width: int) -> dict[str, dict[str, Call]]:
+def _models(graph: Any, width: int, depth: int) -> dict[str, dict[str, Call]]:
     import dgl
     import torch
 
@@ -106,14 +110,14 @@ def _models(graph: Any, width: int) -> dict[str, dict[str, Call]]:
     }
 
     def ways(kind: Any, by_dgl: Callable[..., Any], by_pyg: Any) -> dict[str, Call]:
-        own = [kind(width, width) for _ in range(LAYERS)]
+        own = [kind(width, width) for _ in range(depth)]
         leaves = [x, *(p for layer in own for p in layer.parameters())]
         of_pyg = [by_pyg(layer) for layer in own]
 
         def run(layer_of: Callable[[int, Any], Any]) -> Call:
             def call() -> tuple[Any, list[Any]]:
                 h = x
-                for number in range(LAYERS):
+                for number in range(depth):
                     h = layer_of(number, h.relu() if number else h)
                 return h, leaves
 
@@ -144,6 +148,7 @@ def _row(cell: dict[str, Any]) -> str:
     found = cell["milliseconds"]
     ours = found["fastgraph.nn"]
     first = [cell["density"], f"{cell['nodes']:,}", f"{cell['edges']:,}", str(cell["channels"])]
+    first.append(str(cell["layers"]))
     kind = "training" if cell["training"] else "inference"
     times = [f"{found[way]:.3g}" for way in _WAYS]
     ratios = [f"{found[way] / ours:.1f}" for way in _WAYS[:2]]
@@ -156,12 +161,12 @@ def _markdown(results: dict[str, Any]) -> str:
         "",
         f"`{results['command']}`",
         "",
-        f"{LAYERS} layers, float32, Kronecker graphs. Lower quartiles of processor time, in",
+        "L layers, float32, Kronecker graphs. Lower quartiles of processor time, in",
         "milliseconds on one thread of a machine that others used, too; all ways in turns. The",
         "last columns say how many times as long DGL and PyG take.",
         "",
-        "| density | nodes | edges | k | model | pass | DGL | PyG | fastgraph.nn | DGL | PyG |",
-        "| --- | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| density | nodes | edges | k | L | model | pass | DGL | PyG | fastgraph.nn | DGL | PyG |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
         *map(_row, results["cells"]),
         "",
         *machine_table(results["machine"]),
