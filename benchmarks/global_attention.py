@@ -2,12 +2,14 @@
 
     PYTHONPATH=. .venv-dgl-2.1.0/bin/python benchmarks/global_attention.py
 
-Layers of ``fastgraph.nn``, 3 or as many as are asked for, with ReLU between them on Kronecker
-graphs of three densities, as in figures 6 to 8 of "High-Performance and Programmable Attentional
-Graph Neural Networks with Global Tensor Formulations" (SC 2023), with as many nodes as a small
-machine holds; inference, and training forward and backward. Beside them are the same equations as
-DGL's functions on messages and as layers of PyG, by upstream's own code. Times are by the
-processor's clock on one thread, lower quartiles of all in turns. Results go to
+Layers of ``fastgraph.nn``, 3 or as many as are asked for, with ReLU between them, and rows of unit
+length before each of vanilla attention, on Kronecker graphs of three densities, as in figures 6 to
+8 of "High-Performance and Programmable Attentional Graph Neural Networks with Global Tensor
+Formulations" (SC 2023), with as many nodes as a small machine holds; inference, and training
+forward and backward. Beside them are the same equations as DGL's functions on messages and as
+layers of PyG, by upstream's own code. Times are by the processor's clock on one thread, lower
+quartiles of all in turns.
+Results go to
 ``benchmarks/results/<date>-global-attention.json`` and ``.md``.
 """
 
@@ -92,6 +94,7 @@ Call = Callable[[], tuple[Any, list[Any]]]
 def _models(graph: Any, width: int, depth: int) -> dict[str, dict[str, Call]]:
     import dgl
     import torch
+    import torch.nn.functional as F
 
     import fastgraph.sparse as fgs
     from fastgraph.nn import GlobalAGNN, GlobalGAT, GlobalVA
@@ -99,8 +102,7 @@ def _models(graph: Any, width: int, depth: int) -> dict[str, dict[str, Call]]:
 
     torch.manual_seed(0)
     n = graph.num_nodes
-    # Scores of VA are cubes of features by and by: small ones stay finite.
-    x = (0.1 * torch.randn(n, width)).requires_grad_()
+    x = torch.randn(n, width, requires_grad=True)
     matrix = fgs.from_edge_index(graph.edge_index, num_nodes=n)
     edges = dgl.graph(tuple(graph.edge_index), num_nodes=n)
     made = {
@@ -118,6 +120,8 @@ def _models(graph: Any, width: int, depth: int) -> dict[str, dict[str, Call]]:
             def call() -> tuple[Any, list[Any]]:
                 h = x
                 for number in range(depth):
+                    # Results of VA are cubes of features: those of unit length stay finite.
+                    h = F.normalize(h) if kind is GlobalVA else h
                     h = layer_of(number, h.relu() if number else h)
                 return h, leaves
 

@@ -33,13 +33,14 @@ from fastgraph.sparse.matching import (
     ends_of,
     heads_first,
     heads_of,
+    is_finite,
     is_same,
     monomial,
     scaled,
     sum_of_ends,
 )
 from fastgraph.sparse.pattern import Pattern
-from fastgraph.sparse.programs import REDUCED_AS, Message, Refused
+from fastgraph.sparse.programs import INFINITE, REDUCED_AS, Message, Refused
 
 NAME = "sparse"
 """Under which products and reductions of expressions are counted."""
@@ -124,10 +125,13 @@ def reduction(values: Expression, dim: int, reduce: str) -> Tensor:
         RuntimeError: an operand was edited in place.
     """
     found = _counted(values, plan_reduction(values, dim, reduce))
-    if found is None:
-        groups = values.pattern.by_row if dim == 1 else values.pattern.by_column
-        return groups.reduce(values.value(), reduce)
-    return found.run().reshape(values.pattern.shape[1 - dim], *values.shape[1:])
+    if found is not None:
+        out = found.run().reshape(values.pattern.shape[1 - dim], *values.shape[1:])
+        # Of infinite features the sum may be NaN where that of their products is infinite.
+        if found.is_program or out.device.type != "cpu" or is_finite(out.detach()):
+            return out
+    groups = values.pattern.by_row if dim == 1 else values.pattern.by_column
+    return groups.reduce(values.value(), reduce)
 
 
 def _counted(values: Expression, found: Plan | str) -> Plan | None:
@@ -232,7 +236,7 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
         found = "a softmax of scores that no operator knows"
     if isinstance(found, Plan):
         return found
-    if dropout is not None or found == _SCALED:
+    if dropout is not None or found in (_SCALED, INFINITE):
         return found
     return _program(score, x, is_softmax=True)
 
@@ -251,6 +255,8 @@ def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, 
     num_scaled = _num_scaled(dots, pattern) * key.shape[-1]
     if has_gradient and heads_of(x) == 1 and num_scaled > _MOST_SCALED * pattern.nnz:
         return _SCALED
+    if not dots.is_ordinary(pattern):
+        return INFINITE
 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
@@ -343,6 +349,8 @@ def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
     num_scaled = _num_scaled(made, pattern) * x[0].numel()
     if heads_of(x) == 1 and num_scaled > _MOST_SCALED * pattern.nnz:
         return _SCALED
+    if not made.is_ordinary(pattern):
+        return INFINITE
 
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
@@ -377,6 +385,8 @@ def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) 
         has_gradient = torch.is_grad_enabled() and values.requires_grad
         if num_scaled > (_MOST_SCALED_TRAINING if has_gradient else _MOST_SCALED) * pattern.nnz:
             return _SCALED
+    if not made.is_ordinary(pattern):
+        return INFINITE
 
     def run() -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
@@ -395,7 +405,10 @@ def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) 
             reduce=reduce,
             transpose=transpose if dim == 1 else not transpose,
         )
-        out = (query * out).sum(-1, keepdim=True) if made.dots else out
+        if made.dots:
+            out = (query * out).sum(-1, keepdim=True)
+            empty = pattern.empty_rows if dim == 1 else pattern.empty_columns
+            out = out.index_fill(0, empty, 0.0) if empty.numel() > 0 else out
         out = scaled(out, factors[own], pattern, own, is_after=True)
         return out if made.scale == 1 else out * made.scale
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -50,6 +51,32 @@ class Factor(NamedTuple):
                     tensor = tensor.index_fill(0, empty, 1.0)
         return tensor.reciprocal() if self.is_divisor else tensor
 
+    def is_ordinary(self, pattern: Pattern, place: str) -> bool:
+        """True if sums may be multiplied by it instead of each of their terms.
+
+        Infinity, and 1 over 0, are no such factors: terms that are 0 become NaN, but not their sum
+        with others. Those of rows and columns without entries multiply nothing. On GPUs, where a
+        test would wait for all that was begun, this is not asked.
+        """
+        tensor = self.tensor.detach()
+        if tensor.device.type != "cpu" or _is_ordinary(tensor, self.is_divisor):
+            return True
+        if place == "entry":
+            return False
+        empty = pattern.empty_rows if place == "row" else pattern.empty_columns
+        return _is_ordinary(tensor.index_fill(0, empty, 1.0), self.is_divisor)
+
+
+def _is_ordinary(tensor: Tensor, is_divisor: bool) -> bool:
+    if is_divisor and not is_finite(tensor.reciprocal()):
+        return False
+    return is_finite(tensor)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """True if no number is infinite or NaN."""
+    return bool(torch.linalg.vector_norm(tensor, torch.inf).isfinite())
+
 
 @dataclass
 class Monomial:
@@ -86,6 +113,15 @@ class Monomial:
             for found in (self.rows, self.cols, self.entries)
         ]
         return Monomial(1 / self.scale, [], *inverted)
+
+    def is_ordinary(self, pattern: Pattern) -> bool:
+        """True for all factors that are not left to entries; see :meth:`Factor.is_ordinary`."""
+        divisors = [f for f in self.entries if f.is_divisor]
+        return math.isfinite(self.scale) and all(
+            factor.is_ordinary(pattern, place)
+            for place, found in (("row", self.rows), ("col", self.cols), ("entry", divisors))
+            for factor in found
+        )
 
 
 def dot_products(score: Expression) -> Monomial | None:

@@ -14,7 +14,16 @@ from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.program import Program
 from fastgraph.sparse.expression import Contraction, Dot, Expression, Map
-from fastgraph.sparse.matching import Factor, Monomial, bare, ends_of, is_same, monomial, scaled
+from fastgraph.sparse.matching import (
+    Factor,
+    Monomial,
+    bare,
+    ends_of,
+    is_finite,
+    is_same,
+    monomial,
+    scaled,
+)
 from fastgraph.sparse.pattern import Pattern
 
 Tree = tuple[Any, ...]
@@ -34,6 +43,10 @@ _MOST_INSTRUCTIONS = 24
 
 REDUCED_AS = {"sum": "sum", "smean": "mean", "smax": "max", "smin": "min"}
 """Reductions of a row, as programs call them."""
+
+
+INFINITE = "infinite factors, or divisors of 0"
+"""Why products are not taken in another order."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -90,6 +103,8 @@ class Message:
             return self._product(product)
         if isinstance(values, Contraction):
             vector = _flat(values.vector.unsqueeze(0)).squeeze(0)
+            if vector.device.type == "cpu" and not is_finite(vector.detach()):
+                raise Refused(INFINITE)
             channels = self._read(values.arguments[0])
             heads = values.shape[1:].numel()
             return self._step("dot", channels, self.operand("parameter", vector), heads)
@@ -101,6 +116,8 @@ class Message:
         return self._step("rule", *_rule(values, given))
 
     def _product(self, made: Monomial) -> Tree:
+        if not made.is_ordinary(self.pattern):
+            raise Refused(INFINITE)
         # A gradient of a factor of rows costs less at its row than along entries.
         is_at_rows = bool(made.dots) and any(f.tensor.requires_grad for f in made.rows)
         heads = made.dots[0].shape[1:].numel() if is_at_rows else 1

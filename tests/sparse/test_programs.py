@@ -167,6 +167,74 @@ def test_infinite_factors_of_rows_without_entries(form: Form) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def _kinds(x: Tensor) -> Tensor:
+    return x.nan_to_num(nan=7.0, posinf=8.0, neginf=9.0)
+
+
+SCALED: list[Form] = [
+    lambda a, t: a * dots(t) / (fgs.rows(t[2]) * fgs.cols(t[3])),
+    lambda a, t: a * (dots(t) * fgs.rows(t[2]) * fgs.cols(t[3])),
+    lambda a, t: a * (fgs.rows(t[2]) * fgs.cols(t[3])),
+    lambda a, t: a * (fgs.rows(t[2]) / fgs.cols(t[3])),
+]
+SINKS = [
+    lambda s, x: s @ x,
+    lambda s, x: s.softmax() @ x,
+    lambda s, x: s.sum(1),
+    lambda s, x: s.smean(0),
+    lambda s, x: s.smax(1),
+]
+
+
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan, 0.0])
+@pytest.mark.parametrize("form", SCALED)
+def test_infinite_factors_are_left_to_separate_operators(form: Form, number: float) -> None:
+    """Infinity, or 1 over 0, times a sum is another number than the sum of infinite terms."""
+    a = ones("square")
+    for place in (2, 3):
+        t = operands(a.shape, None)
+        with torch.no_grad():
+            t[0][::2] = 0.0  # dot products of which are 0
+            t[place][1::2] = number
+        for sink in SINKS:
+            a.pattern.reused.clear()
+            with recording() as status:
+                found = sink(form(a, t), t[4])
+            is_divisor = form in (SCALED[0], SCALED[3]) and (form is SCALED[0] or place == 3)
+            expects_refusal = number != 0 or is_divisor
+            reasons = list(status.row("sparse").reasons)
+            if form in SCALED[:2] or sink in (SINKS[0], SINKS[2], SINKS[3]):
+                assert reasons == ["infinite factors, or divisors of 0"] * expects_refusal
+            expected = sink(fgs.val_like(a, form(a, t).val.clone()), t[4])
+            torch.testing.assert_close(_kinds(found), _kinds(expected))
+            for f, e in zip(
+                *(torch.autograd.grad(o.sum(), t, allow_unused=True) for o in (found, expected)),
+                strict=True,
+            ):
+                assert (f is None) == (e is None)
+                if f is not None and e is not None:
+                    torch.testing.assert_close(_kinds(f), _kinds(e))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("heads", [None, 2])
+def test_sums_of_infinite_features(heads: int | None, dim: int) -> None:
+    """Of rows without entries they are 0; elsewhere the kinds are those of separate products."""
+    a = ones("hub")
+    for number in (torch.inf, -torch.inf, torch.nan):
+        for place, rows in ((0, slice(3, None, 9)), (0, 7), (1, slice(0, None, 3)), (1, 8)):
+            t = operands(a.shape, heads)
+            with torch.no_grad():
+                t[place][rows, 0] = number
+                t[1 - place][::2, 0] = 0
+            for reduce in ("sum", "smean"):
+                a.pattern.reused.clear()
+                lazy = vanilla(a, t)
+                found = lazy.reduce(dim, reduce)
+                separate = fgs.val_like(a, vanilla(a, t).val.clone()).reduce(dim, reduce)
+                torch.testing.assert_close(_kinds(found), _kinds(separate))
+
+
 def test_heads_beside_one() -> None:
     """Dot products of one head times factors of several."""
     a = ones("square")
