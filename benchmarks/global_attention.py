@@ -8,9 +8,8 @@ length before each of vanilla attention, on Kronecker graphs of three densities,
 Formulations" (SC 2023), with as many nodes as a small machine holds; inference, and training
 forward and backward. Beside them are the same equations as DGL's functions on messages and as
 layers of PyG, by upstream's own code. Times are by the processor's clock on one thread, lower
-quartiles of all in turns.
-Results go to
-``benchmarks/results/<date>-global-attention.json`` and ``.md``.
+quartiles of all in turns. Results go to ``benchmarks/results/<date>-global-attention.json`` and
+``.md``.
 """
 
 from __future__ import annotations

@@ -4,15 +4,17 @@
 
 Each form is a product with values that wait (fused), the same by one operator for each step, as
 values that do not wait are computed (separate), and, where there is one, the operator itself,
-called with tensors in its own layout (operator). Of one head, and of eight, which stand last in
-matrices and are copied for operators. Times are by the processor's clock on one thread, lower
-quartiles of all in turns.
+called with tensors in its own layout (operator); with ``--upstream``, where DGL is installed, forms
+of one head also by DGL's message passing, torch's sparse matrices and PyG's. Of one head, and of
+eight, which stand last in matrices and are copied for operators. Times are by the processor's clock
+on one thread, lower quartiles of all in turns.
 
 Results go to ``benchmarks/results/<date>-sparse-fused.json`` and ``.md``.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -23,20 +25,38 @@ from typing import Any
 import click
 from rich.console import Console
 
-from measure.output import RESULTS, machine_table, publish
+from measure.output import RESULTS, Record, machine_table, write_to
 
 _HEADS = 8
 _WAYS = ("fused", "separate", "operator")
+_UPSTREAM = ("DGL", "torch.sparse", "PyG")
 
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graphs", default="cora,tolokers", show_default=True)
 @click.option("--channels", default="64", show_default=True, help="Of all heads together.")
 @click.option("--forms", default="", help="Comma-separated; default: all.")
+@click.option("--heads", default="1,8", show_default=True)
+@click.option("--upstream", is_flag=True, help="Beside DGL, torch.sparse and PyG, too.")
+@click.option("--name", default="sparse-fused", show_default=True, help="Of the results.")
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(graphs: str, channels: str, forms: str, rounds: int, out: Path) -> None:
+def main(
+    graphs: str,
+    channels: str,
+    forms: str,
+    heads: str,
+    upstream: bool,
+    name: str,
+    rounds: int,
+    out: Path,
+) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if upstream:
+        os.environ.setdefault("DGLBACKEND", "pytorch")
+        import fastgraph.dgl
+
+        fastgraph.dgl.fix_import()
     import torch
 
     from measure.machine import machine_facts
@@ -46,26 +66,31 @@ def main(graphs: str, channels: str, forms: str, rounds: int, out: Path) -> None
     torch.set_num_threads(1)
     console = Console(stderr=True)
     cells = []
-    for name in graphs.split(","):
-        for width in map(int, channels.split(",")):
-            for heads in (1, _HEADS):
-                for form, ways in _forms(name, width, heads).items():
-                    if forms and form not in forms.split(","):
-                        continue
-                    for training in (False, True):
-                        found = milliseconds(ways, training, Effort(0.05, rounds, 20))
-                        facts = {"graph": name, "channels": width, "heads": heads, "form": form}
-                        cells.append({**facts, "training": training, "milliseconds": found})
-                        console.print(_row(cells[-1]))
+    record = Record.fresh(out, name)
+    for graph, width, number in itertools.product(
+        graphs.split(","), map(int, channels.split(",")), map(int, heads.split(","))
+    ):
+        for form, ways in _forms(graph, width, number, upstream).items():
+            if forms and form not in forms.split(","):
+                continue
+            for training in (False, True):
+                found = milliseconds(ways, training, Effort(0.05, rounds, 20))
+                facts = {"graph": graph, "channels": width, "heads": number, "form": form}
+                cells.append({**facts, "training": training, "milliseconds": found})
+                record.add("cell", cells[-1])
+                console.print(_row(cells[-1]), soft_wrap=True)
     results = {
         "command": shlex.join(["python", "benchmarks/sparse_fused.py", *sys.argv[1:]]),
         "machine": machine_facts(1),
         "cells": cells,
     }
-    publish(console, out, "sparse-fused", results, _markdown(results))
+    console.print(f"written to {write_to(record.stem, results, _markdown(results))}")
+    record.path.unlink()
 
 
-def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable[[], Any]]]:
+def _forms(
+    name: str, channels: int, heads: int, upstream: bool
+) -> dict[str, dict[str, Callable[[], Any]]]:
     """The ways of each form; every call returns its result and the tensors with a gradient."""
     import torch
     import torch.nn.functional as F
@@ -138,7 +163,17 @@ def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable
     def similarities() -> Any:
         return matrix * (fgs.dense(q) @ turned(x))
 
-    return {
+    bias = torch.randn(pattern.nnz, *last, requires_grad=True)
+
+    def biased() -> Any:
+        scores = fgs.bsddmm(matrix, q, turned(k)).val * scale + bias
+        return fgs.val_like(matrix, scores).softmax() @ x
+
+    found = {
+        "attention with a bias": {
+            "fused": lambda: (biased(), (q, k, x, bias)),
+            "separate": lambda: (softmax_spmm(dots(q, k) * scale + bias), (q, k, x, bias)),
+        },
         "gatv2": {
             "fused": lambda: (gatv2(), (q, x, vector)),
             "separate": lambda: (separate_gatv2(), (q, x, vector)),
@@ -200,11 +235,19 @@ def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable
             ),
         },
     }
+    if upstream and heads == 1:
+        from measure.algebra import upstream_forms
+
+        tensors = {"q": q, "k": k, "x": x, "u": u, "v": v, "lengths": lengths, "bias": bias}
+        for form, ways in upstream_forms(data, tensors, scale).items():
+            found[form].update(ways)
+    return found
 
 
 def _row(cell: dict[str, Any]) -> str:
     found = cell["milliseconds"]
-    shown = [f"{found[way]:.3g}" if way in found else "" for way in _WAYS]
+    ways = (*_WAYS, *_UPSTREAM)
+    shown = [f"{found[way]:.3g}" if way in found else "" for way in ways]
     kind = "forward and backward" if cell["training"] else "forward"
     facts = [cell["graph"], cell["form"], str(cell["channels"]), str(cell["heads"]), kind]
     ratio = found["separate"] / found["fused"]
@@ -212,6 +255,7 @@ def _row(cell: dict[str, Any]) -> str:
 
 
 def _markdown(results: dict[str, Any]) -> str:
+    ways = (*_WAYS, *_UPSTREAM)
     lines = [
         "# Expressions by one operator",
         "",
@@ -220,8 +264,8 @@ def _markdown(results: dict[str, Any]) -> str:
         "float32. Lower quartiles of processor time in milliseconds on one thread, all ways in",
         "turns; the last column is separate over fused.",
         "",
-        f"| graph | form | channels | heads | pass | {' | '.join(_WAYS)} | ratio |",
-        "| --- | --- | ---: | ---: | --- |" + " ---: |" * (len(_WAYS) + 1),
+        f"| graph | form | channels | heads | pass | {' | '.join(ways)} | ratio |",
+        "| --- | --- | ---: | ---: | --- |" + " ---: |" * (len(ways) + 1),
         *map(_row, results["cells"]),
         "",
         *machine_table(results["machine"]),

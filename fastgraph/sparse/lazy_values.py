@@ -21,6 +21,7 @@ from fastgraph.sparse.expression import (
     Contraction,
     Dropout,
     Ends,
+    Entries,
     Expression,
     Leaf,
     mapped,
@@ -213,7 +214,18 @@ def _arithmetic(function: Callable[..., Any], args: tuple[Any, ...]) -> Expressi
     own = [a for a in given if isinstance(a, Expression)]
     if any(a.pattern is not own[0].pattern or a.dim() != own[0].dim() for a in own):
         return None
-    return mapped(function, *given)
+    return mapped(function, *(_of_entries(a, own[0]) for a in given))
+
+
+def _of_entries(given: Any, like: Expression) -> Any:
+    """A tensor of a value for each entry, or each entry and head, as an expression beside others."""
+    if not isinstance(given, Tensor) or given.dim() != like.dim():
+        return given
+    of_all_heads = (*like.shape[:1], *(1 for _ in like.shape[1:]))
+    fits = given.shape in (like.shape, of_all_heads) and given.dtype == like.dtype
+    if not fits or given.device != like.device or not may_defer(given):
+        return given
+    return Entries(like.pattern, given)
 
 
 def _contracted(values: Any, vector: Any) -> Expression | None:
