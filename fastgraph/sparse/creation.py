@@ -22,7 +22,8 @@ def spmatrix(
 
     Args:
         indices: int64 or int32 ``[2, nnz]``, rows and columns; kept, not copied.
-        val: ``[nnz]``, or ``[nnz, heads]`` for one matrix for each head; default: ones in float32.
+        val: ``[nnz]``, or ``[nnz, heads]`` for one matrix for each head; default: ones in
+            torch's default dtype.
         shape: numbers of rows and columns; default: just large enough.
 
     Raises:
@@ -101,7 +102,7 @@ def val_like(mat: SparseMatrix, val: Tensor) -> SparseMatrix:
 
 def _with_values(pattern: Pattern, val: Tensor | None) -> SparseMatrix:
     if val is None:
-        ones = torch.ones_like(pattern.row, dtype=torch.float32)
+        ones = torch.ones_like(pattern.row, dtype=torch.get_default_dtype())
         return SparseMatrix(pattern, ones, is_ones=not ones.is_inference())
     return SparseMatrix(pattern, val)
 

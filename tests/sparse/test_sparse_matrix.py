@@ -73,6 +73,25 @@ def test_coalesced_integers_and_half_precision_are_exact() -> None:
     assert half.coalesce().val.tolist() == [256, 5]  # 257 is rounded once
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_default_values_have_the_default_dtype(dtype: torch.dtype) -> None:
+    """So that ``spmatrix(...) + identity(...)`` is possible whatever it is."""
+    ptr, index = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        made = [
+            fgs.spmatrix(torch.stack([index, index])),
+            fgs.from_csr(ptr, index),
+            fgs.from_csc(ptr, index),
+            fgs.from_edge_index(torch.stack([index, index])),
+            fgs.spmatrix(torch.stack([index, index])) + fgs.identity((2, 2)),
+        ]
+    finally:
+        torch.set_default_dtype(before)
+    assert [m.dtype for m in made] == 5 * [dtype]
+
+
 def test_smallest_shapes_and_ones() -> None:
     row, col = torch.tensor([3, 1]), torch.tensor([0, 6])
     a = fgs.from_coo(row, col)
