@@ -218,7 +218,7 @@ def _arithmetic(function: Callable[..., Any], args: tuple[Any, ...]) -> Expressi
 
 
 def _of_entries(given: Any, like: Expression) -> Any:
-    """A tensor of a value for each entry, or each entry and head, as an expression beside others."""
+    """A tensor of a value for each entry, or entry and head, as an expression beside others."""
     if not isinstance(given, Tensor) or given.dim() != like.dim():
         return given
     of_all_heads = (*like.shape[:1], *(1 for _ in like.shape[1:]))
