@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.graphs.edges import Grouped, RenumberedGraph
+from fastgraph.graphs.edges import DerivedIndex, Grouped, RenumberedGraph
 from fastgraph.layers.aggregation import SUMS
 
 
@@ -25,9 +25,14 @@ def reduce_groups(x: Tensor, groups: Grouped, reduce: str, caller_index: Tensor)
     Returns:
         ``[groups, *channels]``.
     """
-    operator: Callable[..., Any] = ops.spmm if reduce in SUMS else ops.segment_reduce
     rows = x.unsqueeze(1) if x.dim() == 1 else x
-    out = _computed(functools.partial(operator, reduce=reduce), rows, groups, caller_index)
+    if reduce in SUMS:
+        out = _computed(functools.partial(ops.spmm, reduce=reduce), rows, groups, caller_index)
+    else:
+        # Upstream saves the rows themselves, which nothing has gathered.
+        callers = DerivedIndex(groups.edges.index, (caller_index, x))
+        operator = functools.partial(ops.segment_reduce, reduce=reduce)
+        out = callers.while_computing(_computed, operator, rows, groups, caller_index)
     return out.squeeze(1) if x.dim() == 1 else out
 
 

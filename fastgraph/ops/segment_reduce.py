@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.graphs.edges import caller_index_of
+from fastgraph.graphs.edges import callers_of
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.ops.library import (
     Arguments,
@@ -192,7 +192,7 @@ def _save(ctx: _OfExtremum, arguments: Arguments, result: tuple[Tensor, Tensor])
     ctx.mark_non_differentiable(record)
     ctx.shapes = x.shape, out.shape
     compared = _compared(x, out, record, ctx.ties)
-    ctx.save_for_backward(*compared, index, ptr, weight, record, caller_index_of(index))
+    ctx.save_for_backward(*compared, index, ptr, weight, record, *callers_of(index))
 
 
 def _compared(
@@ -217,7 +217,7 @@ def _compared(
 
 
 def _backward(ctx: _OfExtremum, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    x, out, index, ptr, weight, record, _ = ctx.saved_tensors
+    x, out, index, ptr, weight, record, *_ = ctx.saved_tensors
     if x is None:  # kernels take their shapes, and `grad` may be a batch
         x, out = (record.new_empty(shape, dtype=grad.dtype) for shape in ctx.shapes)
     if ctx.ties == "none":
