@@ -3,6 +3,7 @@
 A plan asks many questions whose answers are those of the last call where the layer, the graph's
 size, and the shapes and dtypes of all arguments are. What remains to be asked is what may have
 changed in between: the state of the layer, the settings and modes of the process, and the edges.
+Where the numbers of nodes and edges alone are others, as in batches, so is what depends on them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,17 +23,51 @@ from fastgraph import settings
 from fastgraph.edge_programs.frozen import PLAIN
 from fastgraph.edge_programs.traced import Reduction
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, unless_out_of_range
+from fastgraph.graphs.graph import MAX_INDEX
 from fastgraph.layers.prepared import Prepared
 from fastgraph.layers.tracing import Known, mode_refusal
+from fastgraph.pyg.collecting import Kept, key_of
 from fastgraph.pyg.own_aggregates import Aggregate
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import execution_mode
+from fastgraph.routing.conditions import execution_mode, too_few_edges
 from fastgraph.routing.programs import remember
+from fastgraph.routing.sizes import PROGRAM, are_too_few
 from fastgraph.routing.status import count_program
 
 
-@dataclass(frozen=True, slots=True)
+class Sizes(NamedTuple):
+    """The sizes of a call.
+
+    Attributes:
+        described: its arguments after ``edge_index``, each as :func:`described`.
+        graph: its ``edge_index``, the same.
+        num_in: the number of gathered nodes.
+        num_out: that of aggregating nodes.
+    """
+
+    described: list[object]
+    graph: object
+    num_in: int
+    num_out: int
+
+    @classmethod
+    def of(
+        cls, edge_index: Any, values: Sequence[Any], kept: Kept, arguments: dict[str, Any]
+    ) -> Sizes | None:
+        """The sizes of a call, if they fit each other."""
+        found = kept.collected(arguments)
+        if found is None:
+            return None
+        return cls(
+            [described(value) for value in values],
+            described(edge_index),
+            found.num_in,
+            found.num_out,
+        )
+
+
+@dataclass(slots=True)
 class Repeatable:
     """The facts of a call that was planned, on the CPU, of a layer and an ``edge_index``.
 
@@ -41,15 +76,15 @@ class Repeatable:
         methods_of: gives the methods of a class that a plan is made of.
         methods: which they were.
         names: of the arguments of ``propagate`` after ``edge_index``.
-        described: of these, as :func:`described`.
-        graph: of ``edge_index``, the same.
+        key: what calls of all sizes share, as :func:`fastgraph.pyg.collecting.key_of`.
+        kept: how their arguments are found.
+        sizes: of the last call.
         surroundings: as :func:`surroundings`.
         reductions: of the message.
         aggregate: of the class.
         known: the program, and the state of the layer in which it holds.
         taken: the name of each tensor that the message takes, the number of the argument that it
             is, and the position in that, if it is a pair.
-        sizes: the numbers of gathered and of aggregating nodes.
         transpose: whether every edge is reversed.
         label: under which calls are counted.
         updated: the arguments of ``update`` with their defaults; ``None`` where there is none.
@@ -59,14 +94,14 @@ class Repeatable:
     methods_of: Callable[[type], tuple[Any, ...]]
     methods: tuple[Any, ...]
     names: list[str]
-    described: list[object]
-    graph: object
+    key: object
+    kept: Kept
+    sizes: Sizes
     surroundings: tuple[object, ...]
     reductions: tuple[Reduction, ...]
     aggregate: Aggregate
     known: Known
     taken: list[tuple[str, int, int | None]]
-    sizes: tuple[int, int]
     transpose: bool
     label: str
     updated: tuple[tuple[str, Any], ...] | None
@@ -79,8 +114,7 @@ class Repeatable:
         if (
             type(module) is not self.cls
             or names != self.names
-            or not _is_as_described(edge_index, self.graph)
-            or not all(map(_is_as_described, values, self.described))
+            or (sizes := self._sizes(edge_index, values)) is None
             or surroundings(module) != self.surroundings
             or self.methods_of(self.cls) != self.methods
             or torch.compiler.is_compiling()
@@ -93,11 +127,12 @@ class Repeatable:
             or REGISTRY.refusal("edge_program", "cpu", outcome.traced.dtype) is not None
         ):
             return None
-        num_in, num_out = self.sizes
-        ends = (num_out, num_in) if self.transpose else self.sizes
+        num_in, num_out = sizes.num_in, sizes.num_out
+        ends = (num_out, num_in) if self.transpose else (num_in, num_out)
         graph = unless_out_of_range(graph_of, edge_index, None, *ends)
         if isinstance(graph, OutOfRange):
             return None
+        self.sizes = sizes
         run = outcome.compute
         if outcome.is_direct:
             run = functools.partial(run, graph=graph)
@@ -117,6 +152,35 @@ class Repeatable:
             own = {name: given.get(name, default) for name, default in self.updated}
             out = module.update(out, **own)
         return out
+
+    def _sizes(self, edge_index: Any, values: Sequence[Any]) -> Sizes | None:
+        """The sizes of a call that is planned as the last one was; ``None`` for another.
+
+        Those of the last call itself have been looked at.
+        """
+        last = self.sizes
+        if _is_as_described(edge_index, last.graph) and all(
+            map(_is_as_described, values, last.described)
+        ):
+            return last
+        arguments = dict(zip(self.names, values, strict=True))
+        if key_of(edge_index, arguments) != self.key:
+            return None
+        sizes = Sizes.of(edge_index, values, self.kept, arguments)
+        outcome = self.known.outcome
+        if sizes is None or not isinstance(outcome, Prepared):
+            return None
+        # All questions of a plan that are of numbers of nodes and edges.
+        num_edges, traced = edge_index.shape[1], outcome.traced
+        if (
+            max(sizes.num_in, sizes.num_out, num_edges) > MAX_INDEX
+            or are_too_few(PROGRAM, num_edges)
+            or too_few_edges(num_edges) is not None
+            or outcome.work.is_too_little(num_edges)
+            or sizes.num_out * traced.mapped_size > num_edges * traced.matrix_size > 0
+        ):
+            return None
+        return sizes
 
 
 def surroundings(module: Any) -> tuple[object, ...]:

@@ -51,7 +51,7 @@ from fastgraph.pyg.collecting import (
 from fastgraph.pyg.matrices import Unfolded, is_matrix, unfolded
 from fastgraph.pyg.modules import make_lazy_weights
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate, nothing
-from fastgraph.pyg.repeated import Repeatable, described, keep, surroundings
+from fastgraph.pyg.repeated import Repeatable, Sizes, keep, surroundings
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
@@ -313,8 +313,9 @@ def _plan(
             run = functools.partial(matrix.edges.while_computing, run)
     is_usual = message.kept is not None and matrix is None and types is None and not on_gpu
     if known is not None and is_usual:
-        ends = num_in, num_out
-        keep(module, _repeatable(module, form, message, known, edge_index, arguments, ends))
+        repeatable = _repeatable(module, form, message, known, edge_index, arguments)
+        if repeatable is not None:
+            keep(module, repeatable)
 
     def compute() -> Tensor:
         remember(module, outcome)
@@ -337,25 +338,28 @@ def _repeatable(
     known: Known,
     edge_index: Tensor,
     arguments: Mapping[str, Any],
-    sizes: tuple[int, int],
-) -> Repeatable:
+) -> Repeatable | None:
     """A call that was planned, for the next one like it."""
     assert form.aggregate is not None and message.kept is not None
-    names = list(arguments)
+    given, kept = dict(arguments), message.kept
+    names, values = list(given), list(given.values())
+    sizes = Sizes.of(edge_index, values, kept, given)
+    if sizes is None:
+        return None
     is_updated = bool(form.updated) or form.update is not MessagePassing.update
     return Repeatable(
         type(module),
         _METHODS,
         form.methods,
         names,
-        [described(value) for value in arguments.values()],
-        described(edge_index),
+        key_of(edge_index, given),
+        kept,
+        sizes,
         surroundings(module),
         message.reductions,
         form.aggregate,
         known,
-        [(name, names.index(key), position) for name, key, position in message.kept.taken],
-        sizes,
+        [(name, names.index(key), position) for name, key, position in kept.taken],
         module.flow == "target_to_source",
         label_of(type(module)),
         form.updated if is_updated else None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -39,6 +40,18 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     monkeypatch.setattr(traced, "_plan", counting)
     with fastgraph.enabled(min_edges=0):
         yield found
+
+
+@contextmanager
+def enabled_anew() -> Iterator[None]:
+    """Calls are planned, whatever the ones before."""
+    before = dict(repeated._LAST)
+    repeated._LAST.clear()
+    try:
+        yield
+    finally:
+        repeated._LAST.clear()
+        repeated._LAST.update(before)
 
 
 def compared(layer: nn.Module, *arguments: Any) -> Tensor:
@@ -84,6 +97,9 @@ def test_pairs_and_missing_features(planned: list[object]) -> None:
         compared(layer, (x64(NODES, CHANNELS), x64(5, 3)), edges)
     assert len(planned) == 1
     compared(layer, (x64(NODES, CHANNELS), x64(6, 3)), edges)
+    assert len(planned) == 1
+    with pytest.raises((IndexError, RuntimeError)):
+        layer((x64(NODES, CHANNELS), x64(4, 3)), edges)
     assert len(planned) == 2
 
 
@@ -179,7 +195,7 @@ def test_a_hook_of_all_modules(planned: list[object]) -> None:
     assert layer.lin in seen and len(planned) == 2
 
 
-@pytest.mark.parametrize("arguments", ["nodes", "edges", "channels", "dtype", "index"])
+@pytest.mark.parametrize("arguments", ["nodes", "edges", "channels", "dtype", "index", "both"])
 def test_arguments_of_another_kind(arguments: str, planned: list[object]) -> None:
     layer = pyg.GINEConv(nn.Identity())
     x, edges, of_edges = torch.randn(NODES, 4), EDGES, torch.randn(EDGES.shape[1], 4)
@@ -192,11 +208,67 @@ def test_arguments_of_another_kind(arguments: str, planned: list[object]) -> Non
         x, of_edges = x[:, 1:], of_edges[:, 1:]
     elif arguments == "dtype":
         x = x.double()
-    else:
+    elif arguments == "index":
         edges = edges.int()
+    else:  # as many nodes as edges, which tells no more whose features are whose
+        edges, of_edges = edges[:, :NODES], of_edges[:NODES]
     for _ in range(2):
         compared(layer, x, edges, of_edges)
-    assert len(planned) == 2
+    assert len(planned) == (1 if arguments in ("nodes", "edges") else 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pyg.GINEConv(nn.Linear(CHANNELS, 3)),
+        lambda: pyg.ResGatedGraphConv(CHANNELS, 2, edge_dim=CHANNELS),
+        lambda: pyg.GENConv(CHANNELS, CHANNELS),
+        lambda: pyg.GINEConv(nn.Identity(), aggr="max"),
+    ],
+    ids=["GINE", "ResGated", "GEN", "max"],
+)
+def test_batches_of_all_sizes(make: Callable[[], nn.Module], planned: list[object]) -> None:
+    layer, is_alike = make().double(), False
+    draw = random.Random(0)
+    for number in range(20):
+        count, num_edges = draw.randint(1, 9), draw.randint(1, 30)
+        edges = random_edges(count, count, num_edges, seed=number)
+        x = x64(count, CHANNELS).requires_grad_()
+        of_edges = x64(num_edges, CHANNELS).requires_grad_()
+        planned.clear()
+        found = layer(x, edges, of_edges)
+        was_planned = bool(planned)
+        with enabled_anew():
+            expected = layer(x, edges, of_edges)
+        assert planned and torch.equal(found, expected)
+        wanted = [t for t in (x, of_edges, *layer.parameters()) if t.requires_grad]
+        grads = [
+            torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
+            for out in (found, expected)
+        ]
+        for one, other in zip(*grads, strict=True):
+            assert one is other is None or torch.equal(one, other)
+        compared(layer, x, edges, of_edges)
+        # As many nodes as edges are another kind of call.
+        was_alike, is_alike = is_alike, count == num_edges
+        assert was_planned is (number == 0 or is_alike is not was_alike)
+
+
+def test_sizes_that_do_not_fit_are_planned(planned: list[object]) -> None:
+    layer = pyg.GINEConv(nn.Identity())
+    x, of_edges = torch.randn(NODES, 4), torch.randn(EDGES.shape[1], 4)
+    layer(x, EDGES, of_edges)
+    for given in ((x, EDGES[:, 1:], of_edges), (x[1:], EDGES.clamp(max=NODES), of_edges[1:])):
+        with pytest.raises((RuntimeError, IndexError, ValueError)) as found:
+            layer(*given)
+        with SWITCH.suspended(), pytest.raises(found.type) as expected:
+            layer(*given)
+        assert str(found.value) == str(expected.value)
+    with fastgraph.enabled(min_edges=EDGES.shape[1]):
+        layer(x, EDGES, of_edges)
+        before = fastgraph.status().row("GINEConv").fell_back
+        layer(x, EDGES[:, 1:], of_edges[1:])
+        assert fastgraph.status().row("GINEConv").fell_back == before + 1
 
 
 @pytest.mark.parametrize(
