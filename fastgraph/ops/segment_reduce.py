@@ -217,9 +217,10 @@ def _compared(
 
 
 def _backward(ctx: _OfExtremum, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    x, out, index, ptr, weight, record, *_ = ctx.saved_tensors
+    x, out, index, ptr, weight, record, *_callers = ctx.saved_tensors
     if x is None:  # kernels take their shapes, and `grad` may be a batch
-        x, out = (record.new_empty(shape, dtype=grad.dtype) for shape in ctx.shapes)
+        x = record.new_empty(ctx.shapes[0], dtype=grad.dtype)
+        out = record.new_empty(ctx.shapes[1], dtype=grad.dtype)
     if ctx.ties == "none":
         raise RuntimeError(
             "segment_reduce ran with ties='none' and recorded nothing, so it has no gradient"

@@ -31,9 +31,9 @@ from fastgraph.sparse.matching import (
     bare,
     dot_products,
     ends_of,
+    has_infinity,
     heads_first,
     heads_of,
-    is_finite,
     is_same,
     monomial,
     scaled,
@@ -128,7 +128,7 @@ def reduction(values: Expression, dim: int, reduce: str) -> Tensor:
     if found is not None:
         out = found.run().reshape(values.pattern.shape[1 - dim], *values.shape[1:])
         # Of infinite features the sum may be NaN where that of their products is infinite.
-        if found.is_program or out.device.type != "cpu" or is_finite(out.detach()):
+        if found.is_program or not has_infinity(out.detach()):
             return out
     groups = values.pattern.by_row if dim == 1 else values.pattern.by_column
     return groups.reduce(values.value(), reduce)

@@ -98,6 +98,8 @@ class Groups:
         index = self.index.long()
         index = index if x.dim() == 1 else index.unsqueeze(1).expand_as(x)
         zeros = x.new_zeros(self.num_groups, *x.shape[1:])
+        if reduction == "sum":  # which ranks have a rule for
+            return zeros.scatter_add(0, index, x)
         return zeros.scatter_reduce(0, index, x, _OF_TORCH[reduction], include_self=False)
 
     def _product(self, x: Tensor) -> Tensor:

@@ -55,11 +55,10 @@ class Factor(NamedTuple):
         """True if sums may be multiplied by it instead of each of their terms.
 
         Infinity, and 1 over 0, are no such factors: terms that are 0 become NaN, but not their sum
-        with others. Those of rows and columns without entries multiply nothing. On GPUs, where a
-        test would wait for all that was begun, this is not asked.
+        with others. Those of rows and columns without entries multiply nothing.
         """
         tensor = self.tensor.detach()
-        if tensor.device.type != "cpu" or _is_ordinary(tensor, self.is_divisor):
+        if _is_ordinary(tensor, self.is_divisor):
             return True
         if place == "entry":
             return False
@@ -68,14 +67,18 @@ class Factor(NamedTuple):
 
 
 def _is_ordinary(tensor: Tensor, is_divisor: bool) -> bool:
-    if is_divisor and not is_finite(tensor.reciprocal()):
+    return not (has_infinity(tensor) or (is_divisor and has_infinity(tensor.reciprocal())))
+
+
+def has_infinity(tensor: Tensor) -> bool:
+    """True if a number is infinite or NaN.
+
+    GPUs, where a test would wait for all that was begun, and ranks, which would wait for each
+    other, are not asked: then it is false.
+    """
+    if tensor.device.type != "cpu" or is_defined_by(tensor):
         return False
-    return is_finite(tensor)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """True if no number is infinite or NaN."""
-    return bool(torch.linalg.vector_norm(tensor, torch.inf).isfinite())
+    return not torch.linalg.vector_norm(tensor, torch.inf).isfinite()
 
 
 @dataclass

@@ -19,7 +19,7 @@ from fastgraph.sparse.matching import (
     Monomial,
     bare,
     ends_of,
-    is_finite,
+    has_infinity,
     is_same,
     monomial,
     scaled,
@@ -103,7 +103,7 @@ class Message:
             return self._product(product)
         if isinstance(values, Contraction):
             vector = _flat(values.vector.unsqueeze(0)).squeeze(0)
-            if vector.device.type == "cpu" and not is_finite(vector.detach()):
+            if has_infinity(vector.detach()):
                 raise Refused(INFINITE)
             channels = self._read(values.arguments[0])
             heads = values.shape[1:].numel()
