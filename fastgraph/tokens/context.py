@@ -240,7 +240,7 @@ def _begun(
     shape: tuple[int, int, int],
     dtype: torch.dtype,
 ) -> _Work:
-    """What is there, or a new file."""
+    """The rows that are there already, or a new file."""
     file, journal = folder / FILE, folder / JOURNAL
     size = shape[0] * shape[1] * shape[2]
     lines = read_journal(journal, set(_OF_BLOCK))
