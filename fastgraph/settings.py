@@ -123,9 +123,8 @@ class Settings:
         project_first: ``FASTGRAPH_PROJECT_FIRST``. Multiply features by the matrix of ``SAGEConv``
             and ``GraphConv`` of PyG before they are summed over neighbours, where that is less
             work, as in layers with fewer channels out than in. Results differ in roundings.
-            ``None``: for means where the matrix gets no gradient, as roundings may grow elsewhere,
-            and on several ranks wherever less is sent; ``False`` also has that of ``GCNConv`` first
-            there. Never under ``torch.use_deterministic_algorithms``.
+            ``None``: for means where the matrix gets no gradient, as roundings may grow elsewhere.
+            Never under ``torch.use_deterministic_algorithms``.
         dgl_sampling: ``FASTGRAPH_DGL_SAMPLING``. Draw the blocks of DGL's ``NeighborSampler`` by
             :mod:`fastgraph.sampling`: the same for any number of threads, but not those that DGL
             draws with the same seed.

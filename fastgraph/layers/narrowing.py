@@ -9,9 +9,7 @@ over neighbours would have made small first. So where that is recorded, and for 
 to ask for it.
 
 On several ranks the narrower of both is also what these send each other, of each row of a halo, or
-of a column and a row of a grid. So there the product is where less is sent, forward and backward,
-also in ``GCNConv``, where upstream's comes first, and unless the setting is false. Results are
-those of one process but for roundings.
+of a column and a row of a grid.
 """
 
 from __future__ import annotations
@@ -44,64 +42,33 @@ def projects_first(aggregation: Aggregation, weight: Tensor) -> bool:
         weight: ``[out_channels, in_channels]``.
     """
     num_out, num_in = weight.shape
-    if aggregation.reduce not in SUMS or torch.compiler.is_compiling():
+    if num_out >= num_in or aggregation.reduce not in SUMS or torch.compiler.is_compiling():
         return False
     x = aggregation.x
     is_sharded = is_defined_by(x)
-    if is_sharded:
-        if may_be_constant(aggregation, is_private=True):
-            return False
-        first, last = _sent(x, weight)
-        gains = first < last
-    elif num_out >= num_in:
-        return False
+    if is_sharded:  # each value of a row that ranks do not send each other is a gain
+        gains = not may_be_constant(aggregation, is_private=True)
     else:
         gains = _gain(aggregation, num_in, num_out, weight.requires_grad) >= _LEAST_GAIN
-    return gains and _commutes(x, weight) and _is_wanted(aggregation.reduce, weight, is_sharded)
-
-
-def projects_last(x: Tensor, weight: Tensor) -> bool:
-    """True if a product that upstream computes first is to follow the sum, as ranks send less then.
-
-    Args:
-        x: ``[sources, in_channels]``.
-        weight: ``[out_channels, in_channels]``.
-    """
-    if not is_defined_by(x) or torch.compiler.is_compiling() or not _commutes(x, weight):
-        return False
-    first, last = _sent(x, weight)
-    return last < first and settings.current().project_first is not False
-
-
-def _commutes(x: Tensor, weight: Tensor) -> bool:
-    """True if the product is the same before a sum as after it, but for roundings."""
     return (
-        (type(x) in _PLAIN or is_defined_by(x))
+        gains
+        and (type(x) in _PLAIN or is_sharded)
         and x.dim() == 2
-        and x.shape[1] == weight.shape[1]
+        and x.shape[1] == num_in
         and type(weight) in _PLAIN
         and x.dtype == weight.dtype
         and x.dtype in _DTYPES
         and x.device == weight.device
         and not torch.is_autocast_enabled(x.device.type)
         and not torch.are_deterministic_algorithms_enabled()
+        and _is_wanted(aggregation.reduce, weight)
     )
 
 
-def _sent(x: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Values of a row that ranks send for a sum, forward and backward: of the product, and of x."""
-    num_out, num_in = weight.shape
-    records = torch.is_grad_enabled()
-    first = num_out * (1 + (records and (x.requires_grad or weight.requires_grad)))
-    return first, num_in * (1 + (records and x.requires_grad))
-
-
-def _is_wanted(reduce: str, weight: Tensor, is_sharded: bool) -> bool:
+def _is_wanted(reduce: str, weight: Tensor) -> bool:
     wanted = settings.current().project_first
     if wanted is not None:
         return wanted
-    if is_sharded:
-        return True
     return reduce == "mean" and not (weight.requires_grad and torch.is_grad_enabled())
 
 

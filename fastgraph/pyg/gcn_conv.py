@@ -19,14 +19,12 @@ from fastgraph import ops
 from fastgraph.graphs.edges import OutOfRange, RenumberedGraph, unless_out_of_range
 from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.aggregation import Aggregation
-from fastgraph.layers.modules import affine_map_of
-from fastgraph.layers.narrowing import projects_last
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.gcn import normalised, sum_normalised
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg import gcn_norm
-from fastgraph.pyg.modules import LINEAR, project
+from fastgraph.pyg.modules import project
 from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -97,10 +95,6 @@ def _forward(
     by_operator: _Sum | None,
 ) -> Tensor:
     projected = found = None
-    if by_operator is not None and _projects_last(module, x):
-        summed, _ = aggregate_by(by_operator.operator, module, by_operator.planned)
-        out = project(module.lin, summed)
-        return out if module.bias is None else add_to(out, module.bias)
     if by_operator is not None:
         projected = project(module.lin, x)
         planned = by_operator.of(projected)
@@ -115,14 +109,6 @@ def _forward(
     if module.bias is None:
         return out
     return add_to(out, module.bias) if owned else out + module.bias
-
-
-def _projects_last(module: GCNConv, x: Tensor) -> bool:
-    """True if ranks send less of features than of their product."""
-    if not is_defined_by(x) or not LINEAR.knows(module.lin):
-        return False
-    weight, bias = affine_map_of(module.lin)
-    return bias is None and projects_last(x, weight)
 
 
 def _plan_operator(
