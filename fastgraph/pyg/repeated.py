@@ -9,7 +9,7 @@ Where the numbers of nodes and edges alone are others, as in batches, so is what
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
@@ -52,19 +52,10 @@ class Sizes(NamedTuple):
     num_out: int
 
     @classmethod
-    def of(
-        cls, edge_index: Any, values: Sequence[Any], kept: Kept, arguments: dict[str, Any]
-    ) -> Sizes | None:
-        """The sizes of a call, if they fit each other."""
-        found = kept.collected(arguments)
-        if found is None:
-            return None
-        return cls(
-            [described(value) for value in values],
-            described(edge_index),
-            found.num_in,
-            found.num_out,
-        )
+    def of(cls, edge_index: Any, values: Iterable[Any], num_in: int, num_out: int) -> Sizes:
+        """The sizes of a call with these arguments after ``edge_index``."""
+        of_values = [described(value) for value in values]
+        return cls(of_values, described(edge_index), num_in, num_out)
 
 
 @dataclass(slots=True)
@@ -166,10 +157,10 @@ class Repeatable:
         arguments = dict(zip(self.names, values, strict=True))
         if key_of(edge_index, arguments) != self.key:
             return None
-        sizes = Sizes.of(edge_index, values, self.kept, arguments)
-        outcome = self.known.outcome
-        if sizes is None or not isinstance(outcome, Prepared):
+        found, outcome = self.kept.collected(arguments), self.known.outcome
+        if found is None or not isinstance(outcome, Prepared):
             return None
+        sizes = Sizes.of(edge_index, values, found.num_in, found.num_out)
         # All questions of a plan that are of numbers of nodes and edges.
         num_edges, traced = edge_index.shape[1], outcome.traced
         if (

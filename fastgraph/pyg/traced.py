@@ -313,9 +313,8 @@ def _plan(
             run = functools.partial(matrix.edges.while_computing, run)
     is_usual = message.kept is not None and matrix is None and types is None and not on_gpu
     if known is not None and is_usual:
-        repeatable = _repeatable(module, form, message, known, edge_index, arguments)
-        if repeatable is not None:
-            keep(module, repeatable)
+        sizes = Sizes.of(edge_index, arguments.values(), num_in, num_out)
+        keep(module, _repeatable(module, form, message, known, edge_index, arguments, sizes))
 
     def compute() -> Tensor:
         remember(module, outcome)
@@ -338,28 +337,25 @@ def _repeatable(
     known: Known,
     edge_index: Tensor,
     arguments: Mapping[str, Any],
-) -> Repeatable | None:
+    sizes: Sizes,
+) -> Repeatable:
     """A call that was planned, for the next one like it."""
     assert form.aggregate is not None and message.kept is not None
-    given, kept = dict(arguments), message.kept
-    names, values = list(given), list(given.values())
-    sizes = Sizes.of(edge_index, values, kept, given)
-    if sizes is None:
-        return None
+    names = list(arguments)
     is_updated = bool(form.updated) or form.update is not MessagePassing.update
     return Repeatable(
         type(module),
         _METHODS,
         form.methods,
         names,
-        key_of(edge_index, given),
-        kept,
+        key_of(edge_index, arguments),
+        message.kept,
         sizes,
         surroundings(module),
         message.reductions,
         form.aggregate,
         known,
-        [(name, names.index(key), position) for name, key, position in kept.taken],
+        [(name, names.index(key), position) for name, key, position in message.kept.taken],
         module.flow == "target_to_source",
         label_of(type(module)),
         form.updated if is_updated else None,
