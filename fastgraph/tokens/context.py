@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,10 @@ from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.hop_features import DTYPES, FILE, FORMAT, HopFeatures
 from fastgraph.tokens.journal import (
     JOURNAL,
+    Progress,
     add_to_journal,
     begin_journal,
+    check_identity,
     cut_journal,
     digest_of_graph,
     digest_of_rows,
@@ -45,9 +47,6 @@ _SYNCED_BYTES = 1 << 25
 """That many are computed before they are made permanent, as that takes the disk its time."""
 _OF_BLOCK = ("channel", "part", "begin", "end", "num_nan", "sha256")
 """Of a line of the journal."""
-
-Progress = Callable[[int, int], None]
-"""Is told how many rows of how many are done; each part of a row counts in each panel."""
 
 
 def write_context(
@@ -75,7 +74,8 @@ def write_context(
             may drop them.
         resume: whether what is in the folder is finished rather than refused. What is whole is
             read, for its SHA-256, and left as it is.
-        progress: called after each block with the number of rows that are done, and of all.
+        progress: called after each block with the number of rows that are done, and of all; each
+            part of a row counts in each panel.
 
     Raises:
         FileExistsError: the folder is not empty, and is not to be resumed.
@@ -225,12 +225,8 @@ def _is_whole(folder: Path, identity: dict[str, Any]) -> bool:
 
 
 def _check_same(folder: Path, identity: dict[str, Any], found: dict[str, Any]) -> None:
-    for name, expected in identity.items():
-        if found.get(name) != expected:
-            raise manifest.FileFormatError(
-                f"{folder}: expected {name} {expected!r}, got {found.get(name)!r}: these are "
-                "features of another graph, of others or in another form"
-            )
+    other = "these are features of another graph, of others or in another form"
+    check_identity(folder, identity, identity, found, other)
 
 
 def _begun(

@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,31 @@ JOURNAL = "journal.jsonl"
 _BYTES_AT_ONCE = _NODES_AT_ONCE = 1 << 22
 _VALUES_AT_ONCE = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Progress = Callable[[int, int], None]
+"""Is told how many rows of how many are done."""
+
+
+def check_identity(
+    folder: Path, names: Iterable[str], expected: dict[str, Any], found: dict[str, Any], other: str
+) -> None:
+    """Refuse what belongs to other work.
+
+    Args:
+        folder: where it was found.
+        names: of the facts in which both must agree.
+        expected: the facts of this work.
+        found: those of the other.
+        other: what it is then, for the error.
+
+    Raises:
+        FileFormatError: a fact differs; the error names it.
+    """
+    for name in names:
+        if found.get(name) != expected[name]:
+            raise manifest.FileFormatError(
+                f"{folder}: expected {name} {expected[name]!r}, got {found.get(name)!r}: {other}"
+            )
 
 
 def read_journal(file: Path, of_part: set[str]) -> list[dict[str, Any]]:

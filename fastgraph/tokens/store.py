@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastgraph import manifest
 from fastgraph.tokens.graph_files import map_file
-from fastgraph.tokens.journal import JOURNAL
+from fastgraph.tokens.journal import JOURNAL, check_identity
 from fastgraph.tokens.local_nodes import chosen_nodes
 
 FORM = manifest.Format("fastgraph.tokens", 1)
@@ -209,9 +209,4 @@ def check_same(folder: Path, expected: dict[str, Any], found: dict[str, Any]) ->
     Raises:
         FileFormatError: it is one; the error names what differs.
     """
-    for name in IDENTITY:
-        if expected[name] != found.get(name):
-            raise manifest.FileFormatError(
-                f"{folder}: expected {name} {expected[name]!r}, got {found.get(name)!r}: it is a "
-                "shard of another sample"
-            )
+    check_identity(folder, IDENTITY, expected, found, "it is a shard of another sample")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from fastgraph import manifest
 from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.journal import (
     JOURNAL,
+    Progress,
     add_to_journal,
     begin_journal,
     bytes_of,
@@ -56,9 +56,6 @@ from fastgraph.tokens.store import (
 _BLOCK_BYTES = 32 << 20
 _OF_BLOCK = {"rows", "sha256", "counts"}
 """Of a line of the journal."""
-
-Progress = Callable[[int, int], None]
-"""Is told how many rows of how many are done."""
 
 
 def write_tokens(
