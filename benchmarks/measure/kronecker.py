@@ -19,7 +19,7 @@ def write_kronecker(folder: Path, scale: int, factor: int) -> None:
 
     ``colptr.npy`` is int64, ``row.npy`` int32, as :func:`fastgraph.tokens.open_graph` maps them.
     Numbers of nodes are mixed, so that hubs are anywhere. Memory is that of a part of the edges,
-    some 1 GiB whatever the size; beside the graph the disk holds 8 bytes for each edge meanwhile.
+    whatever their number; beside the graph the disk holds 8 bytes for each edge meanwhile.
     """
     folder.mkdir(parents=True)
     num_nodes, num_edges = 1 << scale, factor << scale
