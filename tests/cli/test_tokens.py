@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +16,7 @@ from fastgraph.cli.main import main
 from fastgraph.cli.tokens import shards_of
 from fastgraph.tokens import TokenStore, local_nodes, write_graph
 from fastgraph.tokens.graph_files import graph_of_edges
+from tests.cli.commands import environment, python
 
 EDGES = torch.randint(0, 40, (2, 90), generator=torch.Generator().manual_seed(0))
 
@@ -63,6 +68,32 @@ def test_shards_of_some_nodes_by_ranks(tmp_path, graph, monkeypatch) -> None:
     assert torch.equal(
         store.lookup(store.nodes), local_nodes(EDGES, 9, nodes=store.nodes, num_nodes=44)
     )
+
+
+def test_ranks_of_torchrun_share_shards(tmp_path, graph) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = ["-m", "fastgraph", "tokens", graph, tmp_path / "s", "-k", "9", "--shard", "5"]
+    ended = python(*launcher, *map(str, program), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    store = TokenStore(tmp_path / "s", verify=True)
+    assert torch.equal(store.lookup(torch.arange(44)), local_nodes(EDGES, 9, num_nodes=44))
+
+
+def test_a_program_that_is_killed_is_resumed(tmp_path) -> None:
+    num_nodes, k = 200_000, 200  # five blocks of 32 MiB
+    edges = torch.randint(0, num_nodes, (2, 2 * num_nodes))
+    write_graph(tmp_path / "graph", graph_of_edges(edges, num_nodes))
+    options = (tmp_path / "graph", tmp_path / "s", "-k", k)
+    program = [sys.executable, "-m", "fastgraph", "tokens", *map(str, options)]
+    running = subprocess.Popen(program, stderr=subprocess.DEVNULL, env=environment())
+    while not list((tmp_path / "s").glob("*/journal*")) and running.poll() is None:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    run(*options, "--resume")
+    store = TokenStore(tmp_path / "s", verify=True)
+    whole = local_nodes(edges, k, num_nodes=num_nodes)
+    assert torch.equal(store.lookup(torch.arange(num_nodes)), whole)
 
 
 def test_a_file_of_a_graph_is_sorted_first(tmp_path) -> None:
