@@ -208,7 +208,7 @@ def _load(folder: Path) -> dict[str, Any]:
     from fastgraph.tokens import HopFeatures, TokenStore
 
     store, cells = TokenStore(folder / "tokens"), []
-    for cache in (None, "64MiB", "128MiB"):
+    for cache in (None, "16MiB", "64MiB"):
         drop_pages(folder)  # which are in no memory that is mapped, as the last features are gone
         features = HopFeatures(folder / "context")
         begin, read = time.perf_counter(), _read_bytes()
