@@ -29,6 +29,7 @@ SAMPLE = {
     "RGCNConv": ("x: no channels", "edge_type: too large", "edge_type: float"),
     "FastRGCNConv": ("edge_type: on meta", "edge_index: on meta"),
     "LEConv": ("edge_weight: float64",),
+    "GENConv, pair": ("x.0: bfloat16",),
     "GINEConv": ("edge_index: source too large", "edge_index: int16", "edge_attr: too short"),
 }
 
