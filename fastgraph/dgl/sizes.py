@@ -69,6 +69,8 @@ class ProgramWork(NamedTuple):
     Attributes:
         width: the channels of a message, or of features that DGL would gather, if these are wider.
         has_wide_edges: true if there are as many channels of each edge in memory.
+        is_message: true if it is what users send along edges and reduce, for which DGL gathers and
+            scatters in operations of its own.
         reduces: true if a function of users reduces messages, which DGL calls for each in-degree.
         has_winners: true if one edge has the gradient of an extremum.
         gains_in_training: false where gradients take longer than DGL's.
@@ -77,6 +79,7 @@ class ProgramWork(NamedTuple):
 
     width: int
     has_wide_edges: bool = False
+    is_message: bool = False
     reduces: bool = False
     has_winners: bool = False
     gains_in_training: bool = True
@@ -89,12 +92,20 @@ class ProgramWork(NamedTuple):
         """
         if self.reduces:
             num_edges *= _TIMES_OF_REDUCTIONS
-        if self.has_winners and is_grad_enabled():
+        has_winners = self.has_winners and is_grad_enabled()
+        if has_winners:
             num_edges //= _PASSES_OF_WINNERS
-        is_slow = is_grad_enabled() and not self.gains_in_training and current().min_edges is None
-        work = Work(self.width, self.has_wide_edges, self.is_half)
-        return is_slow or work.is_too_little(num_edges)
+        if current().min_edges is None:
+            if is_grad_enabled() and not self.gains_in_training:
+                return True
+            if self.is_message and self.width >= WIDE and not (self.is_half or has_winners):
+                return num_edges * self.width < _LEAST_OF_MESSAGES[self.has_wide_edges]
+        return Work(self.width, self.has_wide_edges, self.is_half).is_too_little(num_edges)
 
+
+_LEAST_OF_MESSAGES = (250_000, 1_000_000)
+"""The values of all messages of users from which on no call was slower than DGL's, without and with
+as many values of edges in memory."""
 
 _TIMES_OF_REDUCTIONS = 2
 """How many times as much DGL does where a function of users reduces messages of any graph."""

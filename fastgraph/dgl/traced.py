@@ -315,9 +315,13 @@ def _work(call: Call, outcome: Prepared, tensors: Mapping[str, Tensor]) -> Progr
             channels = tensor.shape[1:].numel()
             if channels >= 2 * width:
                 width, has_wide_edges = channels, False
-    reduces = call.reduce is None and not call.is_of_edges
     return ProgramWork(
-        width, has_wide_edges, reduces, bool(outcome.winning), is_half=outcome.work.is_half
+        width,
+        has_wide_edges,
+        is_message=not call.is_of_edges,
+        reduces=call.reduce is None and not call.is_of_edges,
+        has_winners=bool(outcome.winning),
+        is_half=outcome.work.is_half,
     )
 
 

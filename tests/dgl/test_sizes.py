@@ -158,6 +158,26 @@ def test_messages_of_types_are_never_traced(layer: str, monkeypatch: pytest.Monk
     assert counts(layer) == (0, 1, {TOO_SMALL.reason: 1})
 
 
+@pytest.mark.parametrize(
+    ("channels", "with_edges", "values"),
+    [(WIDE, False, 250_000), (WIDE, True, 1_000_000), (WIDE - 1, False, 800_000)],
+)
+def test_the_values_of_messages_of_users_decide(
+    channels: int, with_edges: bool, values: int
+) -> None:
+    def message(edges: Any) -> dict[str, Tensor]:
+        other = edges.data["e"] if with_edges else edges.dst["x"]
+        return {"m": torch.relu(edges.src["x"] + other)}
+
+    bound = -(-values // channels)
+    with fastgraph.enabled(strict=True):
+        for num_edges, expected in ((bound - 1, (0, 1)), (bound, (1, 1))):
+            g = graph(num_edges)
+            g.ndata["x"], g.edata["e"] = torch.randn(20, channels), torch.randn(num_edges, channels)
+            g.update_all(message, dgl.function.mean("m", "x"))
+            assert counts("dgl.update_all") == (*expected, {TOO_SMALL.reason: 1})
+
+
 def test_narrow_features_need_more_edges() -> None:
     bound = sizes.NARROW_TIMES * sizes.WEIGHTED_SUM.training
     _, function, _ = CALLS["weighted sum"]

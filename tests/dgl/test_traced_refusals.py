@@ -251,8 +251,8 @@ def test_calls_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
         (2_900, 512, fn.sum("m", "out"), False),
         (3_100, 16, fn.sum("m", "out"), False),
         (3_100, 512, fn.sum("m", "out"), True),
-        (3_100, 150, fn.sum("m", "out"), False),
-        (3_100, 150, lambda nodes: {"out": nodes.mailbox["m"].sum(1)}, True),
+        (3_100, 64, fn.sum("m", "out"), False),
+        (3_100, 64, lambda nodes: {"out": nodes.mailbox["m"].sum(1)}, True),
         (3_100, 512, fn.max("m", "out"), False),
     ]
     for num_edges, channels, reduce, is_routed in calls:
