@@ -69,7 +69,7 @@ class Readout(nn.Module):
 class LocalModule(nn.Module):
     """A transformer's encoder on the tokens of a node, and a readout (equation 3).
 
-    Scores of pairs of tokens are not stored: attention is ``scaled_dot_product_attention``.
+    Scores of pairs of tokens are not stored.
 
     Args:
         channels: of the tokens.
