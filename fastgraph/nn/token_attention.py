@@ -31,10 +31,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     Returns:
         ``[M, tokens, channels]``.
     """
-    if q.is_cpu and q.dtype in (torch.float32, torch.float64) and not is_transformed(q, k, v):
+    if _has_kernel(q, k, v):
         ptr = torch.arange(len(q) + 1) * q.shape[1]
         by_head = [x.reshape(-1, heads, x.shape[2] // heads) for x in (q, k, v)]
         out, _ = ops.dense_attention(by_head[0], by_head[1], by_head[2], ptr)
         return out.view(q.shape)
     q, k, v = (split_heads(x, heads) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def _has_kernel(*tensors: Tensor) -> bool:
+    first = tensors[0]
+    if not first.is_cpu or first.dtype not in (torch.float32, torch.float64):
+        return False
+    return torch.compiler.is_compiling() or not is_transformed(*tensors)

@@ -324,6 +324,14 @@ def test_scores_of_pairs_of_tokens_are_not_kept(variant: str) -> None:
     assert max(kept) < 4 * HEADS * 120 * 120
 
 
+def test_compiled_and_for_a_batch_of_batches() -> None:
+    model, tokens = make("local"), torch.stack([batch(seed=seed)[0] for seed in (1, 2)])
+    expected = torch.stack([model(each) for each in tokens])
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens[0]), expected[0])
+    torch.testing.assert_close(torch.func.vmap(model)(tokens), expected)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_training_goes_on_from_a_state_dict(variant: str) -> None:
     first, second = make(variant=variant), make(variant=variant)
