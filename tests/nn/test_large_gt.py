@@ -325,7 +325,7 @@ def test_scores_of_pairs_of_tokens_are_not_kept(variant: str) -> None:
 
 
 def test_compiled_and_for_a_batch_of_batches() -> None:
-    model, tokens = make("local"), torch.stack([batch(seed=seed)[0] for seed in (1, 2)])
+    model, tokens = make("local").eval(), torch.stack([batch(seed=seed)[0] for seed in (1, 2)])
     expected = torch.stack([model(each) for each in tokens])
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens[0]), expected[0])
