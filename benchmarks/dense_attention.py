@@ -4,7 +4,8 @@
 
 First PyG's ``GPSConv``: the attention alone, which upstream pads by ``to_dense_batch``, and the
 whole layer with a ``GINConv``, by its route. Then ``ops.dense_attention`` beside
-``scaled_dot_product_attention`` on graphs of one size, which need no padding. Sizes of molecules
+``scaled_dot_product_attention`` on graphs of one size, which need no padding, without and with a
+learned bias by types of pairs. Sizes of molecules
 are drawn with the mean and the spread of those of ZINC, those of a long tail from a log-normal
 distribution. Times are by the processor's clock on one thread, lower quartiles of all in turns.
 Results go to ``benchmarks/results/<date>-dense-attention.json`` and ``.md``.
@@ -25,6 +26,12 @@ from rich.console import Console
 
 from measure.output import RESULTS, machine_table, publish
 
+TYPES = 20
+"""Of pairs, as distances in a molecule are."""
+
+KINDS = ("attention", "GPSConv", "operator", "learned table", "table beside none")
+"""What is compared."""
+
 BATCHES = (
     "128 molecules",
     "long tail",
@@ -40,9 +47,10 @@ BATCHES = (
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--batches", default=",".join(BATCHES), show_default=True)
 @click.option("--shapes", default="64x4", show_default=True, help="channels x heads")
+@click.option("--what", "kinds", default=",".join(KINDS), show_default=True)
 @click.option("--rounds", default=4, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(batches: str, shapes: str, rounds: int, out: Path) -> None:
+def main(batches: str, shapes: str, kinds: str, rounds: int, out: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
@@ -56,6 +64,8 @@ def main(batches: str, shapes: str, rounds: int, out: Path) -> None:
         for channels, heads in (map(int, shape.split("x")) for shape in shapes.split(",")):
             for dropout in (0.0, 0.5):
                 for what, training, sides in _comparisons(batch, channels, heads, dropout):
+                    if what not in kinds.split(","):
+                        continue
                     plain, ours = _milliseconds(sides, training, Effort(0.02, rounds, 20))
                     cell = {"batch": batch, "channels": channels, "heads": heads}
                     cell |= {"dropout": dropout, "what": what, "training": training}
@@ -138,8 +148,23 @@ def _comparisons(batch: str, channels: int, heads: int, dropout: float) -> Any:
     def by_operator() -> Any:
         return ops.dense_attention(*by_rows.unbind(), ptr, dropout=dropout)[0]
 
+    types = torch.randint(0, TYPES, (len(sizes) * int(sizes[0]) ** 2,)).to(torch.uint8)
+    of_pairs = types.long().view(len(sizes), int(sizes[0]), -1)
+    table = torch.randn(TYPES, heads, requires_grad=True)
+
+    def biased_by_torch() -> Any:
+        mask = table[of_pairs].permute(0, 3, 1, 2)
+        return F.scaled_dot_product_attention(*stacked.unbind(), mask, dropout_p=dropout)
+
+    def biased_by_operator() -> Any:
+        options: dict[str, Any] = {"bias": table, "pair_type": types, "dropout": dropout}
+        return ops.dense_attention(*by_rows.unbind(), ptr, **options)[0]
+
     for training in (True,) if dropout else (True, False):
         yield "operator", training, [(by_torch, nullcontext), (by_operator, nullcontext)]
+        biased = [(biased_by_torch, nullcontext), (biased_by_operator, nullcontext)]
+        yield "learned table", training, biased
+        yield "table beside none", training, [(by_operator, nullcontext), biased[1]]
 
 
 def _milliseconds(
@@ -170,8 +195,7 @@ def _row(cell: dict[str, Any]) -> str:
 
 
 def _markdown(results: dict[str, Any]) -> str:
-    order = ("attention", "GPSConv", "operator")
-    cells = sorted(results["cells"], key=lambda cell: order.index(cell["what"]))
+    cells = sorted(results["cells"], key=lambda cell: KINDS.index(cell["what"]))
     lines = [
         "# Dense attention of batches",
         "",
@@ -181,7 +205,9 @@ def _markdown(results: dict[str, Any]) -> str:
         "that others used, too, in turns. `attention` is that of `GPSConv` with its projections,",
         "beside PyG's padding and mask; `GPSConv` the whole layer, by its route where it takes it;",
         "`operator` is `ops.dense_attention` beside `scaled_dot_product_attention` on graphs of",
-        "one size. The last column says how many times as long upstream takes.",
+        "one size, `learned table` the same with a bias by types of pairs, which torch takes as a",
+        "mask, and `table beside none` the operator with that beside itself without. The last",
+        "column says how many times as long upstream, or the operator without a bias, takes.",
         "",
         "| what | batch | channels | heads | dropout | pass | upstream | fastgraph | ratio |",
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",

@@ -35,6 +35,11 @@ class DenseGraph(NamedTuple):
         """The rows of its keys, ``[heads, num_keys, channels]``."""
         return x.narrow(0, self.key_begin, self.num_keys).transpose(0, 1)
 
+    def by_head(self, x: Tensor) -> Tensor:
+        """Of what all pairs have, ``[pairs, heads]``: ``[heads, num_queries, num_keys]``."""
+        own = x.narrow(0, self.first_pair, self.num_queries * self.num_keys)
+        return own.view(self.num_queries, self.num_keys, x.shape[1]).permute(2, 0, 1)
+
 
 def dense_graphs(ptr: Tensor, key_ptr: Tensor, queries: int, keys: int) -> list[DenseGraph]:
     """The graphs with these offsets.
@@ -62,18 +67,55 @@ def dense_graphs(ptr: Tensor, key_ptr: Tensor, queries: int, keys: int) -> list[
     return graphs
 
 
+def of_pairs(bias: Tensor | None, pair_type: Tensor | None, pairs: int) -> Tensor | None:
+    """The bias of each of all pairs, ``[pairs, heads]``.
+
+    Raises:
+        ValueError: it is of another number of pairs.
+        IndexError: the table has no such type.
+    """
+    if bias is None:
+        return None
+    if pair_type is None:
+        if len(bias) != pairs:
+            raise ValueError(
+                f"bias must have shape [{pairs}, {bias.shape[1]}], got {list(bias.shape)}"
+            )
+        return bias
+    if len(pair_type) != pairs:
+        raise ValueError(f"pair_type must have shape [{pairs}], got {list(pair_type.shape)}")
+    for bad in pair_type[(pair_type < 0) | (pair_type >= len(bias))][:1].tolist():
+        raise IndexError(f"pair_type holds {bad}, expected 0 <= type < {len(bias)}")
+    return bias.index_select(0, pair_type.int())
+
+
 def _dense_softmax(
-    graph: DenseGraph, query: Tensor, key: Tensor, scale: float, dropout: float, seed: int
+    graph: DenseGraph,
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+    seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weights and factors of dropout, ``[heads, num_queries, num_keys]``, and statistics.
 
-    The graph has keys.
+    The graph has keys, and ``bias`` is of all pairs.
     """
     score = scale * (graph.queries(query) @ graph.keys(key).transpose(1, 2))
+    if bias is not None:
+        score = score + graph.by_head(bias)
     largest = score.detach().amax(-1, keepdim=True)
+    if bias is not None:
+        largest = largest.masked_fill(largest == -torch.inf, 0)
     exponential = (score - largest).exp()
     total = exponential.sum(-1, keepdim=True)
-    stats = torch.cat([largest, total.reciprocal()], dim=-1).transpose(0, 1)
+    inverse = total.reciprocal()
+    if bias is not None:  # which may leave a query no key
+        is_empty = total == 0
+        total = total.masked_fill(is_empty, 1)
+        inverse = total.reciprocal().masked_fill(is_empty, 0)
+    stats = torch.cat([largest, inverse], dim=-1).transpose(0, 1)
     heads, pairs = score.shape[0], graph.num_queries * graph.num_keys
     keep = dropout_factors(score.detach().reshape(pairs, heads), dropout, seed, graph.first_pair)
     keep = keep.reshape(graph.num_queries, graph.num_keys, heads).permute(2, 0, 1)
@@ -84,8 +126,10 @@ def dense_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     ptr: Tensor,
     key_ptr: Tensor,
+    pair_type: Tensor | None,
     scale: float,
     dropout: float,
     seed: int,
@@ -94,15 +138,26 @@ def dense_attention(
     wide_query, wide_key, wide_value = (x.to(dtype) for x in (query, key, value))
     heads = query.shape[1]
     outs, stats = [wide_query.narrow(0, 0, 0)], [wide_query.new_empty(0, heads, 2)]
-    for graph in dense_graphs(ptr, key_ptr, len(query), len(key)):
+    graphs = dense_graphs(ptr, key_ptr, len(query), len(key))
+    added = _of_graphs(bias, pair_type, graphs, dtype)
+    for graph in graphs:
         if graph.num_keys == 0:
             outs.append(wide_query.new_zeros(graph.num_queries, *query.shape[1:]))
             stats.append(wide_query.new_zeros(graph.num_queries, heads, 2))
             continue
-        weight, keep, found = _dense_softmax(graph, wide_query, wide_key, scale, dropout, seed)
+        options = (scale, dropout, seed)
+        weight, keep, found = _dense_softmax(graph, wide_query, wide_key, added, *options)
         outs.append(((keep * weight) @ graph.keys(wide_value)).transpose(0, 1))
         stats.append(found)
     return torch.cat(outs).to(query.dtype), torch.cat(stats)
+
+
+def _of_graphs(
+    bias: Tensor | None, pair_type: Tensor | None, graphs: list[DenseGraph], dtype: torch.dtype
+) -> Tensor | None:
+    """The bias of all pairs of these graphs."""
+    pairs = sum(graph.num_queries * graph.num_keys for graph in graphs)
+    return of_pairs(None if bias is None else bias.to(dtype), pair_type, pairs)
 
 
 def dense_attention_backward(
@@ -111,31 +166,47 @@ def dense_attention_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     ptr: Tensor,
     key_ptr: Tensor,
+    pair_type: Tensor | None,
     out: Tensor,
     stats: Tensor,
     scale: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    wants_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     dtype = query.dtype
     wide = accumulator(dtype)
     grad, query, key, value = (x.to(wide) for x in (grad, query, key, value))
     of_query, of_key, of_value = ([x.narrow(0, 0, 0)] for x in (query, key, value))
-    for graph in dense_graphs(ptr, key_ptr, len(query), len(key)):
+    of_scores = [query.new_empty(0, query.shape[1])]
+    graphs = dense_graphs(ptr, key_ptr, len(query), len(key))
+    added = _of_graphs(bias, pair_type, graphs, wide)
+    for graph in graphs:
         if graph.num_keys == 0:
             of_query.append(query.new_zeros(graph.num_queries, *query.shape[1:]))
             continue
-        weight, keep, _ = _dense_softmax(graph, query, key, scale, dropout, seed)
+        weight, keep, _ = _dense_softmax(graph, query, key, added, scale, dropout, seed)
         of_out = graph.queries(grad)
         product = keep * (of_out @ graph.keys(value).transpose(1, 2))
         delta = (weight * product).sum(-1, keepdim=True)
         if grad_logsum is not None:
             delta = delta - graph.queries(grad_logsum.unsqueeze(-1))
-        of_score = scale * weight * (product - delta)
-        of_query.append((of_score @ graph.keys(key)).transpose(0, 1))
-        of_key.append((of_score.transpose(1, 2) @ graph.queries(query)).transpose(0, 1))
+        of_score = weight * (product - delta)
+        if wants_bias:
+            of_scores.append(of_score.permute(1, 2, 0).flatten(0, 1))
+        scaled = scale * of_score
+        of_query.append((scaled @ graph.keys(key)).transpose(0, 1))
+        of_key.append((scaled.transpose(1, 2) @ graph.queries(query)).transpose(0, 1))
         of_value.append(((keep * weight).transpose(1, 2) @ of_out).transpose(0, 1))
     found = [torch.cat(parts).to(dtype) for parts in (of_query, of_key, of_value)]
-    return found[0], found[1], found[2]
+    of_bias = None
+    if wants_bias and bias is not None:
+        of_bias = torch.cat(of_scores)
+        if pair_type is not None:
+            table = of_bias.new_zeros(bias.shape)
+            of_bias = table.index_add(0, pair_type.int(), of_bias)
+        of_bias = of_bias.to(dtype)
+    return found[0], found[1], found[2], of_bias

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.ops.heads import check_heads, dropout_seed, logsum_gradient, seed_number
-from fastgraph.ops.library import Arguments, Context, Gradient, define, needs_torch_operations
+from fastgraph.ops.library import (
+    Arguments,
+    Context,
+    Gradient,
+    define,
+    needs_torch_operations,
+    wanted_gradients,
+)
 from fastgraph.ops.topology import check_values
 from fastgraph.plugins.backend import accumulator, device_type
 from fastgraph.registry.registry import REGISTRY
@@ -20,6 +27,8 @@ def dense_attention(
     ptr: Tensor,
     *,
     key_ptr: Tensor | None = None,
+    bias: Tensor | None = None,
+    pair_type: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
@@ -27,17 +36,23 @@ def dense_attention(
     r"""Attention of each node to all nodes of its graph, in a batch of graphs of any sizes.
 
     :math:`y_i = \sum_j \alpha_{ij} v_j`, where :math:`\alpha_i` is the softmax of :math:`scale
-    \cdot q_i^\top k_j` over all nodes j of the graph of i, for each head on its own (Vaswani et
-    al., "Attention is all you need", NIPS 2017, equation 1). Numbers are those of
+    \cdot q_i^\top k_j + b_{ij}` over all nodes j of the graph of i, for each head on its own
+    (Vaswani et al., "Attention is all you need", NIPS 2017, equation 1; with a bias by distances
+    Ying et al., "Do transformers really perform bad for graph representation?", NeurIPS 2021,
+    equation 6). Numbers are those of
     :func:`attention` on complete graphs with self-loops, without the pairs in memory: scores are
     computed in blocks that stay in caches, and once more in the backward pass (Dao et al.,
     "FlashAttention", NeurIPS 2022). Values and gradients are bitwise equal for any number of
     threads.
 
     On the CPU what is stored grows with nodes: the result, two numbers for each node and head, and
-    while gradients are computed, up to eight copies of the query of graphs of 512 nodes and more.
+    while gradients are computed, up to eight copies of the query of graphs of 512 nodes and more,
+    and 128 of a table of biases. The gradient of a bias of pairs has the size of that.
     The backward pass needs the result, too, which may not be edited before. Where no backend has a
     kernel, torch's operations compute graph by graph, and store all pairs.
+
+    A query of whose pairs a bias makes all scores -infinity gets 0, as from torch's
+    ``scaled_dot_product_attention``.
 
     Dropout is that of :func:`attention`: a weight is kept if the first word of Philox4x32-10 for
     the key ``seed`` and the counter ``(pair, head, 0, 0)`` is at least ``dropout * 2^32``. Pairs
@@ -52,6 +67,9 @@ def dense_attention(
             ``ptr[g + 1] - 1``. There may be graphs without nodes.
         key_ptr: the same for keys and values, if these are of other nodes than queries; a query in
             a graph without keys gets 0.
+        bias: added to the scores, in the dtype of the query: ``[pairs, heads]``, in the order in
+            which dropout numbers pairs, or with ``pair_type`` a table ``[types, heads]``.
+        pair_type: which row of the table each pair takes, uint8, int16 or int32 ``[pairs]``.
         scale: default: ``1 / sqrt(channels)``.
         dropout: probability with which a pair's weight is set to zero; the others are scaled up.
         seed: one int64 on the CPU that determines which weights are dropped; default: drawn from
@@ -64,15 +82,30 @@ def dense_attention(
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
         TypeError: ``seed`` is not a tensor.
+        IndexError: ``pair_type`` holds a type that the table lacks.
     """
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     seed = dropout_seed(dropout, seed, query, key, value)
-    out, stats = DENSE_ATTENTION(query, key, value, ptr, key_ptr, seed, scale, dropout)
+    tensors = (query, key, value, bias, ptr, key_ptr, pair_type)
+    out, stats = DENSE_ATTENTION(*tensors, seed, scale, dropout)
     return out, stats
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, key_ptr: Tensor | None) -> None:
+TYPES = (torch.uint8, torch.int16, torch.int32)
+"""The dtypes of types of pairs."""
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    ptr: Tensor,
+    key_ptr: Tensor | None,
+    pair_type: Tensor | None,
+) -> None:
+    """Check all but what is in the values of ``ptr``, ``key_ptr`` and ``pair_type``."""
     check_values("query", query)
     check_heads("query", query, ("nodes", "heads", "channels"), query)
     keys = query.shape[0] if key_ptr is None else "keys"
@@ -85,6 +118,27 @@ def _check(query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, key_ptr: Tens
             raise ValueError(
                 f"key_ptr must have as many offsets as ptr, {ptr.shape[0]}, got {key_ptr.shape[0]}"
             )
+    if bias is not None:
+        rows = "pairs" if pair_type is None else "types"
+        check_heads("bias", bias, (rows, query.shape[1]), query)
+    if pair_type is not None:
+        _check_types(pair_type, bias, query)
+
+
+def _check_types(pair_type: Tensor, bias: Tensor | None, query: Tensor) -> None:
+    if bias is None:
+        raise ValueError("pair_type must be None without bias, got a tensor")
+    if pair_type.dtype not in TYPES:
+        raise ValueError(f"pair_type must be uint8, int16 or int32, got {pair_type.dtype}")
+    if pair_type.layout is not torch.strided or pair_type.dim() != 1:
+        raise ValueError(
+            f"pair_type must be dense [pairs], got shape {list(pair_type.shape)}, "
+            f"layout {pair_type.layout}"
+        )
+    if pair_type.device != query.device:
+        raise ValueError(
+            f"pair_type must be on query's device {query.device}, got {pair_type.device}"
+        )
 
 
 def _check_offsets(name: str, ptr: Tensor, query: Tensor) -> None:
@@ -98,32 +152,48 @@ def _check_offsets(name: str, ptr: Tensor, query: Tensor) -> None:
         raise ValueError(f"{name} must be on query's device {query.device}, got {ptr.device}")
 
 
-def _offsets(ptr: Tensor, key_ptr: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Offsets of queries and of keys, as kernels take them."""
+def _topology(
+    ptr: Tensor, key_ptr: Tensor | None, pair_type: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Offsets of queries and of keys, and types of pairs, as kernels take them."""
     of_queries = ptr.to(torch.int64).contiguous()
-    return of_queries, of_queries if key_ptr is None else key_ptr.to(torch.int64).contiguous()
+    of_keys = of_queries if key_ptr is None else key_ptr.to(torch.int64).contiguous()
+    return of_queries, of_keys, None if pair_type is None else pair_type.contiguous()
+
+
+def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if x is None else x.contiguous() for x in tensors)
 
 
 def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     ptr: Tensor,
     key_ptr: Tensor | None,
+    pair_type: Tensor | None,
     seed: Tensor | None,
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    _check(query, key, value, ptr, key_ptr)
+    _check(query, key, value, bias, ptr, key_ptr, pair_type)
     kernel = REGISTRY.kernel("dense_attention", device_type(query), query.dtype)
-    inputs = (query.contiguous(), key.contiguous(), value.contiguous())
-    return kernel(*inputs, *_offsets(ptr, key_ptr), scale, dropout, seed_number(seed))  # type: ignore[no-any-return]
+    inputs = (*_contiguous(query, key, value, bias), *_topology(ptr, key_ptr, pair_type))
+    return kernel(*inputs, scale, dropout, seed_number(seed))  # type: ignore[no-any-return]
 
 
 def _fake(
-    query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, key_ptr: Tensor | None, *_: object
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    ptr: Tensor,
+    key_ptr: Tensor | None,
+    pair_type: Tensor | None,
+    *_: object,
 ) -> tuple[Tensor, Tensor]:
-    _check(query, key, value, ptr, key_ptr)
+    _check(query, key, value, bias, ptr, key_ptr, pair_type)
     stats = query.new_empty((*query.shape[:2], 2), dtype=accumulator(query.dtype))
     return query.new_empty(query.shape), stats
 
@@ -134,31 +204,40 @@ def _backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     ptr: Tensor,
     key_ptr: Tensor | None,
+    pair_type: Tensor | None,
     seed: Tensor | None,
     out: Tensor,
     stats: Tensor,
     scale: float,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check(query, key, value, ptr, key_ptr)
+    wants_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(query, key, value, bias, ptr, key_ptr, pair_type)
     check_heads("grad", grad, list(query.shape), query)
     check_heads("out", out, list(query.shape), query)
     kernel = REGISTRY.kernel("dense_attention_backward", device_type(query), query.dtype)
-    if grad_logsum is not None:
-        grad_logsum = grad_logsum.contiguous()
-    inputs = (query.contiguous(), key.contiguous(), value.contiguous())
-    known = (out.contiguous(), stats.contiguous())
-    options = (scale, dropout, seed_number(seed))
-    offsets = _offsets(ptr, key_ptr)
-    return kernel(grad.contiguous(), grad_logsum, *inputs, *offsets, *known, *options)  # type: ignore[no-any-return]
+    inputs = (*_contiguous(query, key, value, bias), *_topology(ptr, key_ptr, pair_type))
+    options = (scale, dropout, seed_number(seed), wants_bias and bias is not None)
+    known = _contiguous(out, stats)
+    *found, of_bias = kernel(*_contiguous(grad, grad_logsum), *inputs, *known, *options)
+    return *found, grad.new_empty(0) if of_bias is None else of_bias  # type: ignore[return-value]
 
 
 def _backward_fake(
-    grad: Tensor, grad_logsum: Tensor | None, query: Tensor, key: Tensor, value: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    grad: Tensor,
+    grad_logsum: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    *arguments: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    is_wanted = bias is not None and arguments[-1]
+    of_bias = query.new_empty(bias.shape if is_wanted else 0)  # type: ignore[union-attr]
+    return *(x.new_empty(x.shape) for x in (query, key, value)), of_bias  # type: ignore[return-value]
 
 
 class _OfDense(Context):
@@ -174,36 +253,40 @@ def _save(ctx: _OfDense, arguments: Arguments, result: tuple[Tensor, Tensor]) ->
 def _gradient(
     ctx: _OfDense, grad: Tensor | None, grad_stats: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    query, key, value, ptr, key_ptr, seed, out, stats = ctx.saved_tensors
+    query, key, value, bias, ptr, key_ptr, pair_type, seed, out, stats = ctx.saved_tensors
+    wants_bias = bias is not None and wanted_gradients(ctx)[3]
     if grad is None:  # only the statistics were used
         grad = torch.zeros_like(query)
     grads = (grad, logsum_gradient(grad_stats, stats))
     if needs_torch_operations(*grads):
-        found = reference.dense_attention_backward(
+        *found, of_bias = reference.dense_attention_backward(
             *grads,
-            *(query, key, value),
-            *_offsets(ptr, key_ptr),
+            *(query, key, value, bias),
+            *_topology(ptr, key_ptr, pair_type),
             *(out, stats),
             *ctx.options,
             seed_number(seed),
+            wants_bias,
         )
     else:
-        tensors = (query, key, value, ptr, key_ptr, seed, out, stats)
-        found = DENSE_ATTENTION_BACKWARD(*grads, *tensors, *ctx.options)
-    return *found, None, None, None, None, None
+        tensors = (query, key, value, bias, ptr, key_ptr, pair_type, seed, out, stats)
+        *found, of_bias = DENSE_ATTENTION_BACKWARD(*grads, *tensors, *ctx.options, wants_bias)
+    return *found, of_bias if wants_bias else None, None, None, None, None, None, None
 
 
 DENSE_ATTENTION_BACKWARD = define(
     "dense_attention_backward(Tensor grad, Tensor? grad_logsum, Tensor query, Tensor key, "
-    "Tensor value, Tensor ptr, Tensor? key_ptr, Tensor? seed, Tensor out, Tensor stats, "
-    "float scale, float dropout) -> (Tensor, Tensor, Tensor)",
+    "Tensor value, Tensor? bias, Tensor ptr, Tensor? key_ptr, Tensor? pair_type, Tensor? seed, "
+    "Tensor out, Tensor stats, float scale, float dropout, bool wants_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 DENSE_ATTENTION = define(
-    "dense_attention(Tensor query, Tensor key, Tensor value, Tensor ptr, Tensor? key_ptr, "
-    "Tensor? seed, float scale, float dropout) -> (Tensor, Tensor)",
+    "dense_attention(Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor ptr, "
+    "Tensor? key_ptr, Tensor? pair_type, Tensor? seed, float scale, float dropout) "
+    "-> (Tensor, Tensor)",
     _forward,
     _fake,
-    Gradient((0, 1, 2), _save, _gradient),
+    Gradient((0, 1, 2, 3), _save, _gradient),
 )

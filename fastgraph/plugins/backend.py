@@ -60,14 +60,18 @@ weights)``
     -> ``(out, stats, alpha)``. The same with ``edge @ weight_edge[head]`` added to the key and to
     the value, so that queries and outputs have ``channels``; operands as of ``gatv2``. Layers do
     without it where a backend has none.
-``dense_attention(query, key, value, ptr, key_ptr, scale, dropout, seed) -> (out, stats)``
+``dense_attention(query, key, value, bias, ptr, key_ptr, pair_type, scale, dropout, seed)``
+    -> ``(out, stats)``.
     Of graphs in a row, of which each query attends to all keys of its own: ``ptr`` and ``key_ptr``
     are int64, contiguous, and to be checked by the kernel: ``[graphs + 1]`` offsets of queries, and
     of keys and values. Dropout has the pairs for edges, numbered graph by graph, query by query and
-    key by key; numbers beyond 32 bits have their upper half in the third counter.
-``dense_attention_backward(grad, grad_logsum, query, key, value, ptr, key_ptr, out, stats, scale,
-dropout, seed)``
-    -> the gradients of query, key and value.
+    key by key; numbers beyond 32 bits have their upper half in the third counter. ``bias``,
+    ``None`` or ``[pairs, heads]``, is added to scores; with ``pair_type`` (uint8, int16 or int32,
+    ``[pairs]``, to be checked by the kernel) it is ``[types, heads]``. Where it makes all scores of
+    a query -infinity, the output and the statistics are 0.
+``dense_attention_backward(grad, grad_logsum, query, key, value, bias, ptr, key_ptr, pair_type, out,
+stats, scale, dropout, seed, wants_bias)``
+    -> the gradients of query, key, value and bias, ``None`` for the last if it is not wanted.
 ``gatv2_backward``, ``gat_backward``, ``attention_backward``, ``edge_attention_backward``
     Take ``(graph, grad, grad_alpha, grad_logsum, <the tensors>, stats, <the options without
     weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``

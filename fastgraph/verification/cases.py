@@ -295,14 +295,23 @@ def _all_pairs(values: _Values, sizes: list[int], heads: int, channels: int) -> 
     ptr = torch.tensor([0, *sizes]).cumsum(0)
     nodes, wide = sum(sizes), accumulator(values.dtype)
     tensors = [values.normal(nodes, heads, channels) for _ in range(3)]
-    for dropout in (0.0, 0.25):
-        where = f"graphs of {max(sizes)}, {heads} x {channels}, dropout {dropout}"
-        given: tuple[Any, ...] = (*tensors, ptr, ptr, channels**-0.5, dropout, 7)
+    pairs = sum(size * size for size in sizes)
+    types = (torch.arange(pairs) * 7 % 5).to(torch.uint8)
+    for dropout, bias, pair_type in (
+        (0.0, None, None),
+        (0.25, None, None),
+        (0.0, values.normal(pairs, heads), None),
+        (0.25, values.normal(5, heads), types),
+    ):
+        kind = "no bias" if bias is None else "a bias" if pair_type is None else "a table"
+        where = f"graphs of {max(sizes)}, {heads} x {channels}, dropout {dropout}, {kind}"
+        topology = (ptr, ptr, pair_type)
+        given: tuple[Any, ...] = (*tensors, bias, *topology, channels**-0.5, dropout, 7)
         yield Case("dense_attention", where, None, given, {})
         out, stats = reference.dense_attention(*given)
         known = out.to(values.dtype).double(), stats.to(wide).double()
         gradients = values.normal(nodes, heads, channels), values.normal(nodes, heads, of=wide)
-        backward = (*gradients, *given[:5], *known, *given[5:])
+        backward = (*gradients, *given[:7], *known, *given[7:], bias is not None)
         yield Case("dense_attention_backward", where, None, backward, {})
 
 

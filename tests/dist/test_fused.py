@@ -300,6 +300,12 @@ OPERATORS: dict[str, Callable[[Any], Tensor]] = {
     "dense_attention": lambda d: ops.dense_attention(
         *(d.x.view(-1, 2, 4) + i for i in range(3)), torch.tensor([0, 9, 9, NUM_NODES])
     )[0],
+    "dense_attention, a table": lambda d: ops.dense_attention(
+        *(d.x.view(-1, 2, 4) + i for i in range(3)),
+        torch.tensor([0, 9, NUM_NODES]),
+        bias=d.x.sum(0).view(4, 2),  # so that the gradient of the table is looked at
+        pair_type=(torch.arange(81 + (NUM_NODES - 9) ** 2) % 4).to(torch.uint8),
+    )[0],
     "spmm, heads": lambda d: ops.spmm(d.x.view(-1, 2, 4), d.edge_index, d.edge_attr[:, :2]),
     "spmm, an edge outside": lambda d: ops.spmm(d.x, d.edge_index + NUM_NODES - 10),
 }

@@ -32,11 +32,21 @@ class DenseAttention:
         query = draw.features(dtype, int(ptr[-1]), heads, width)
         key, value = (draw.features(dtype, int(key_ptr[-1]), heads, width) for _ in range(2))
         special = draw.with_specials(draw.one_of(query, key, value))
+        pairs, types = int((ptr.diff() * key_ptr.diff()).sum()), draw.one_of(1, 5, 200)
+        pair_type = draw.integers(0, types, pairs)
+        pair_type = draw.maybe(pair_type.to(draw.one_of(torch.uint8, torch.int16, torch.int32)))
+        bias = draw.features(dtype, pairs if pair_type is None else types, heads)
+        if draw.flag():
+            bias = pair_type = None
         options = (0.25, draw.one_of(0.0, 0.3, 1.0), draw.number(-(2**63), 2**63 - 1))
-        self.inputs = (query.double(), key.double(), value.double(), ptr, key_ptr, *options)
+        topology = (ptr, key_ptr, pair_type)
+        wide_bias = None if bias is None else bias.double()
+        wide = (query.double(), key.double(), value.double(), wide_bias)
+        self.inputs = (*wide, *topology, *options)
         self.exact = None if special else reference.dense_attention(*self.inputs)
         self.given: dict[str, Any] = {
-            **{"query": query, "key": key, "value": value, "ptr": ptr, "key_ptr": key_ptr},
+            **{"query": query, "key": key, "value": value, "bias": bias},
+            **dict(zip(("ptr", "key_ptr", "pair_type"), topology, strict=True)),
             **dict(zip(("scale", "dropout", "seed"), options, strict=True)),
             "out": torch.full_like(query, 77.0),
             "stats": torch.full((*query.shape[:2], 2), 77.0, dtype=accumulator(dtype)),
@@ -65,6 +75,8 @@ def dense_attention_backward(lib: Library, draw: Draw) -> Prepared:
     grad = draw.features(query.dtype, *query.shape)
     grad_logsum = draw.maybe(draw.features(given["stats"].dtype, *query.shape[:2]))
     found = {f"grad_{name}": torch.full_like(given[name], 77.0) for name in names}
+    bias = draw.maybe(given["bias"]) if given["bias"] is not None else None
+    found["grad_bias"] = None if bias is None else torch.full_like(bias, 77.0)
 
     def check(_: Any) -> None:
         if call.exact is None:
@@ -72,12 +84,13 @@ def dense_attention_backward(lib: Library, draw: Draw) -> Prepared:
         of_logsum = 0.0 if grad_logsum is None else grad_logsum.double()
         # The sum of gradients by weights is taken from the output, as it was rounded to its dtype.
         of_logsum = of_logsum + (grad.double() * (call.exact[0] - given["out"].double())).sum(-1)
-        tensors, options = call.inputs[:5], call.inputs[5:]
+        tensors, options = call.inputs[:7], call.inputs[7:]
         wanted = reference.dense_attention_backward(
-            grad.double(), of_logsum, *tensors, *call.exact, *options
+            grad.double(), of_logsum, *tensors, *call.exact, *options, bias is not None
         )
         for (name, gradient), expected in zip(found.items(), wanted, strict=True):
-            assert_near(gradient, expected, 64.0, name)
+            if gradient is not None:
+                assert_near(gradient, expected, 64.0, name)
 
     return given | {"grad": grad, "grad_logsum": grad_logsum} | found, check
 

@@ -52,7 +52,7 @@ UNTRUSTED |= {("gather_tokens", name) for name in ("cache_bits", "cache_before",
 UNTRUSTED |= {
     (name, offsets)
     for name in ("dense_attention", "dense_attention_backward")
-    for offsets in ("ptr", "key_ptr")
+    for offsets in ("ptr", "key_ptr", "pair_type")
 }
 # Nor are tensors in lists of these.
 OF_LISTS = {"sample_local_nodes", "sample_neighbors", "unique_and_compact"}

@@ -112,7 +112,9 @@ def attention_calls(
 def dense_calls() -> dict[str, dict[str, Any]]:
     query, key = torch.randn(4, HEADS, WIDTH), torch.randn(6, HEADS, WIDTH)
     offsets = {"ptr": torch.tensor([0, 1, 4]), "key_ptr": torch.tensor([0, 6, 6])}
-    given = {"query": query, "key": key, "value": key.clone(), **offsets}
+    of_pairs = {"bias": torch.randn(5, HEADS), **offsets}
+    of_pairs["pair_type"] = torch.tensor([0, 1, 2, 3, 4, 0], dtype=torch.uint8)
+    given = {"query": query, "key": key, "value": key.clone(), **of_pairs}
     given |= {"scale": 0.5, "dropout": 0.5, "seed": 7}
     given |= {"out": query.clone(), "stats": torch.randn(4, HEADS, 2)}
     gradients = {
@@ -121,6 +123,7 @@ def dense_calls() -> dict[str, dict[str, Any]]:
         "grad_query": query.clone(),
         "grad_key": key.clone(),
         "grad_value": key.clone(),
+        "grad_bias": torch.randn(5, HEADS),
     }
     return {"dense_attention": given, "dense_attention_backward": given | gradients}
 
@@ -263,6 +266,7 @@ LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
 LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {
     ("same_indices", "a"),
+    ("dense_attention", "bias"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.backends.dropout import dropout_factors
+from fastgraph.ops.dense_attention import TYPES
 from fastgraph.plugins.backend import FLOATING
 from tests.conftest import selected
 
@@ -23,6 +24,7 @@ BATCHES = {
     "parts": [5, 515],
 }
 SEED = torch.tensor([7 << 40 | 11])
+TABLE = {"bias": torch.ones(4, 1), "pair_type": torch.zeros(9, dtype=torch.uint8)}
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -47,6 +49,7 @@ def expected(
     key_ptr: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm of the sum of exponentials, 0 without keys."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -58,6 +61,9 @@ def expected(
         k, v = (x[key_begin:key_end].transpose(0, 1) for x in (key, value))
         score = scale * (q @ k.transpose(1, 2))
         heads, rows, cols = score.shape
+        if bias is not None:
+            own = bias[pairs : pairs + rows * cols]
+            score = score + own.view(rows, cols, heads).permute(2, 0, 1)
         keep = dropout_factors(query.new_empty(rows * cols, heads), dropout, int(SEED), pairs)
         keep = keep.view(rows, cols, heads).permute(2, 0, 1)
         outs.append(((score.softmax(-1) * keep) @ v).transpose(0, 1))
@@ -238,8 +244,8 @@ def test_opcheck_and_compile() -> None:
     ptr = offsets([4, 5])
     inputs = [torch.randn(9, 2, 3, requires_grad=True) for _ in range(3)]
     operator = torch.ops.fastgraph.dense_attention.default
-    torch.library.opcheck(operator, (*inputs, ptr, None, SEED, 0.5, 0.3))
-    torch.library.opcheck(operator, (*inputs, ptr, ptr.int(), None, 0.5, 0.0))
+    torch.library.opcheck(operator, (*inputs, None, ptr, None, None, SEED, 0.5, 0.3))
+    torch.library.opcheck(operator, (*inputs, None, ptr, ptr.int(), None, None, 0.5, 0.0))
 
     def step(*inputs: Tensor) -> Tensor:
         return ops.dense_attention(*inputs, ptr)[0].relu()
@@ -300,6 +306,22 @@ def test_bits_do_not_depend_on_threads_or_other_graphs(
         ({"key_ptr": torch.tensor([0, 1, 3])}, "key_ptr must have as many offsets as ptr, 2, got"),
         ({"key_ptr": torch.tensor([0, 2])}, r"key_ptr must end with 3 \(the size of key\), got 2"),
         ({"key_ptr": torch.tensor([False, True])}, "key_ptr must be int64 or int32, got"),
+        ({"bias": torch.ones(8, 1)}, r"bias must have shape \[9, 1\], got \[8, 1\]"),
+        ({"bias": torch.ones(9, 2)}, r"bias must have shape \[pairs, 1\], got \[9, 2\]"),
+        ({"bias": torch.ones(9)}, r"bias must have shape \[pairs, 1\], got \[9\]"),
+        ({"bias": torch.ones(9, 1).double()}, "bias must have the dtype and device"),
+        ({"pair_type": torch.zeros(9).byte()}, "pair_type must be None without bias, got a tensor"),
+        (TABLE | {"pair_type": torch.zeros(9)}, "pair_type must be uint8, int16 or int32, got"),
+        (TABLE | {"pair_type": torch.zeros(9).long()}, "pair_type must be uint8, int16 or int32"),
+        (
+            TABLE | {"pair_type": torch.zeros(8).byte()},
+            r"pair_type must have shape \[9\], got \[8\]",
+        ),
+        (
+            TABLE | {"pair_type": torch.zeros(3, 3).byte()},
+            r"pair_type must be dense \[pairs\], got",
+        ),
+        (TABLE | {"bias": torch.ones(4, 2)}, r"bias must have shape \[types, 1\], got \[4, 2\]"),
         ({"dropout": 1.5}, r"dropout must be in \[0, 1\], got 1.5"),
         ({"dropout": 0.5, "seed": torch.tensor([1, 2])}, "seed must be a tensor of one int64"),
     ],
@@ -308,3 +330,195 @@ def test_bad_input(change: dict[str, Any], text: str, backend: str) -> None:
     arguments: dict[str, Any] = {name: torch.ones(3, 1, 2) for name in ("query", "key", "value")}
     with pytest.raises(ValueError, match=text):
         ops.dense_attention(**({"ptr": torch.tensor([0, 3])} | arguments | change))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("bad", [-1, 4, 99])
+def test_types_beyond_the_table(dtype: torch.dtype, bad: int, backend: str) -> None:
+    inputs = [features(3, 1, 2) for _ in range(3)]
+    types = torch.zeros(9, dtype=dtype)
+    types[5] = bad
+    table = torch.ones(4, 1, dtype=torch.float64)
+    with pytest.raises(
+        IndexError, match=rf"pair_type holds {int(types[5])}, expected 0 <= type < 4"
+    ):
+        ops.dense_attention(*inputs, offsets([3]), bias=table, pair_type=types)
+
+
+class Bias:
+    """A bias of all pairs of a batch, as its own numbers or as a table.
+
+    Attributes:
+        given: the arguments of the operator.
+        values: what is learned.
+        of_pairs: the number that each pair gets, of these values.
+    """
+
+    def __init__(self, kind: str, sizes: Tensor, heads: int, dtype: torch.dtype) -> None:
+        pairs = int(sizes.sum())
+        if kind == "pairs":
+            self.values = torch.randn(pairs, heads, dtype=dtype, requires_grad=True)
+            self.given: dict[str, Any] = {"bias": self.values}
+            return
+        # So many types that sums of them have lanes, or are too many for these.
+        types, integer = {"few": (5, torch.uint8), "many": (9000, torch.int16)}[kind]
+        self.values = torch.randn(types, heads, dtype=dtype, requires_grad=True)
+        pair_type = torch.randint(0, types, (pairs,)).to(integer)
+        self.given = {"bias": self.values, "pair_type": pair_type}
+
+    @property
+    def of_pairs(self) -> Tensor:
+        return self.of(self.values)
+
+    def of(self, values: Tensor) -> Tensor:
+        types = self.given.get("pair_type")
+        return values if types is None else values[types.long()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kind", ["pairs", "few", "many"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_bias(batch: str, kind: str, heads: int, dropout: float, backend: str) -> None:
+    torch.manual_seed(0)
+    ptr = offsets(BATCHES[batch])
+    inputs = [features(int(ptr[-1]), heads, 6) for _ in range(3)]
+    bias = Bias(kind, ptr.diff().square(), heads, torch.float64)
+    out, stats = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED, **bias.given)
+    truth, sums = expected(*inputs, ptr, dropout=dropout, bias=bias.of_pairs)
+    torch.testing.assert_close(out, truth)
+    torch.testing.assert_close(logsum(stats), sums)
+    grads = [torch.randn_like(out), torch.randn_like(sums)]
+    inputs.append(bias.values)
+    found = torch.autograd.grad([out, logsum(stats)], inputs, grads)
+    wanted = torch.autograd.grad([truth, sums], inputs, grads, materialize_grads=True)
+    for gradient, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, exact)
+
+
+def test_a_bias_of_keys_of_other_nodes(backend: str) -> None:
+    ptr, key_ptr = offsets([2, 3, 0, 65]), offsets([140, 0, 4, 3])
+    inputs = [features(70, 2, 5), features(147, 2, 5), features(147, 2, 5)]
+    bias = Bias("few", ptr.diff() * key_ptr.diff(), 2, torch.float64)
+    out, _ = ops.dense_attention(*inputs, ptr, key_ptr=key_ptr, scale=0.3, **bias.given)
+    truth, _ = expected(*inputs, ptr, key_ptr, scale=0.3, bias=bias.of_pairs)
+    torch.testing.assert_close(out, truth)
+    inputs.append(bias.values)
+    ours, theirs = (torch.autograd.grad(x.sin().sum(), inputs) for x in (out, truth))
+    for gradient, exact in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, exact)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "few"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_derivatives_of_every_order_with_a_bias(kind: str, dropout: float, backend: str) -> None:
+    ptr = offsets([2, 0, 3])
+    inputs = [features(5, 2, 2) for _ in range(3)]
+    bias = Bias(kind, ptr.diff().square(), 2, torch.float64)
+
+    def attend(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        *inputs, values = inputs
+        given = bias.given | {"bias": values}
+        out, stats = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED, **given)
+        return out, logsum(stats)
+
+    assert torch.autograd.gradcheck(attend, (*inputs, bias.values))
+    assert torch.autograd.gradgradcheck(attend, (*inputs, bias.values))
+
+
+def test_a_bias_may_leave_queries_few_keys_or_none(backend: str) -> None:
+    """As in torch's operator, a query without keys gets 0, and nothing turns NaN."""
+    ptr = offsets([200])
+    inputs = [features(200, 1, 4) for _ in range(3)]
+    bias = torch.randn(200, 200, dtype=torch.float64)
+    bias[:60, :150] = -torch.inf
+    bias[7] = -torch.inf
+    bias[9, 3:] = -torch.inf
+    bias.requires_grad_()
+    out, stats = ops.dense_attention(*inputs, ptr, bias=bias.view(-1, 1))
+    by_torch = [x.transpose(0, 1)[None] for x in inputs]
+    truth = torch.nn.functional.scaled_dot_product_attention(*by_torch, attn_mask=bias)
+    torch.testing.assert_close(out, truth[0].transpose(0, 1))
+    assert not out[7].any() and not stats[7].any()
+    inputs.append(bias)
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, inputs, grad)
+    assert not found[3][7].any()
+    wanted = torch.autograd.grad(truth[0].transpose(0, 1), inputs, grad)
+    for gradient, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, exact.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", [d for d in FLOATING if d != torch.float64])
+def test_errors_with_a_bias_are_of_the_size_of_roundings(dtype: torch.dtype, backend: str) -> None:
+    ptr = offsets([30, 1, 300])
+    inputs = [features(331, 2, 24, dtype) for _ in range(3)]
+    bias = Bias("few", ptr.diff().square(), 2, dtype)
+    inputs.append(bias.values)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out, _ = ops.dense_attention(*inputs[:3], ptr, **bias.given)
+    truth, _ = expected(*wide[:3], ptr, bias=bias.of(wide[3]))
+    upstream, _ = expected(*inputs[:3], ptr, bias=bias.of_pairs)
+    grad = torch.randn_like(out)
+    ours = (out, *torch.autograd.grad(out, inputs, grad))
+    exact = (truth, *torch.autograd.grad(truth, wide, grad.double()))
+    theirs = (upstream, *torch.autograd.grad(upstream, inputs, grad))
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert a.dtype == dtype
+        error, own = ((x.double() - c).abs().max() for x in (a, b))
+        assert error <= 2 * own + 4 * torch.finfo(dtype).eps * c.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "few", "many"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_the_gradient_of_a_bias_do_not_depend_on_threads(
+    kind: str, dtype: torch.dtype, restore_threads: None
+) -> None:
+    torch.manual_seed(0)
+    ptr = offsets([600, 3, 0, 30, *range(40)])
+    inputs = [features(int(ptr[-1]), 2, 4, dtype) for _ in range(3)]
+    bias = Bias(kind, ptr.diff().square(), 2, dtype)
+    grad, results = torch.randn_like(inputs[0]), []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        out, _ = ops.dense_attention(*inputs, ptr, dropout=0.25, seed=SEED, **bias.given)
+        results.append([out, *torch.autograd.grad(out, (*inputs, bias.values), grad)])
+    for first, again in zip(results[0] * 2, results[1] + results[2], strict=True):
+        assert torch.equal(first, again)
+
+
+def test_a_bias_that_is_not_learned_has_no_gradient() -> None:
+    """Nor is there one where another's is asked for alone."""
+    query, key, value = (features(6, 2, 3) for _ in range(3))
+    bias = torch.randn(20, 2, dtype=torch.float64)
+    out, _ = ops.dense_attention(query, key, value, offsets([2, 4]), bias=bias)
+    truth, _ = expected(query, key, value, offsets([2, 4]), bias=bias)
+    ours, theirs = (torch.autograd.grad(x.sin().sum(), query)[0] for x in (out, truth))
+    torch.testing.assert_close(ours, theirs)
+    bias.requires_grad_()
+    out, _ = ops.dense_attention(query, key, value, offsets([2, 4]), bias=bias)
+    torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), query)[0], theirs)
+
+
+def test_opcheck_and_compile_with_a_bias() -> None:
+    ptr = offsets([4, 5])
+    inputs = [torch.randn(9, 2, 3, requires_grad=True) for _ in range(3)]
+    table, own = (torch.randn(rows, 2, requires_grad=True) for rows in (3, 41))
+    types = torch.randint(0, 3, (41,)).to(torch.int16)
+    operator = torch.ops.fastgraph.dense_attention.default
+    torch.library.opcheck(operator, (*inputs, table, ptr, None, types, SEED, 0.5, 0.3))
+    torch.library.opcheck(operator, (*inputs, own, ptr, None, None, None, 0.5, 0.0))
+    torch.library.opcheck(operator, (*inputs, own.detach(), ptr, None, None, None, 0.5, 0.0))
+
+    def step(*inputs: Tensor) -> Tensor:
+        *inputs, table = inputs
+        return ops.dense_attention(*inputs, ptr, bias=table, pair_type=types)[0].relu()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    inputs.append(table)
+    for ours, eager in zip(
+        torch.autograd.grad(compiled(*inputs).sum(), inputs),
+        torch.autograd.grad(step(*inputs).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, eager)

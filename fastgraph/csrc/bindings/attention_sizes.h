@@ -113,10 +113,11 @@ inline void check_given_together(const OptionalTensor& a, const char* a_name,
 }
 
 // A gradient may be left out that nobody wants, but is not one of nothing.
-inline void check_gradient_of(const OptionalTensor& edge, const OptionalTensor& grad,
-                              const char* name) {
-  if (grad.has_value() && !edge.has_value()) {
-    TVM_FFI_THROW(ValueError) << "expected edge with " << name << ", got " << name << " alone";
+inline void check_gradient_of(const OptionalTensor& tensor, const OptionalTensor& grad,
+                              const char* name, const char* of = "edge") {
+  if (grad.has_value() && !tensor.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected " << of << " with " << name << ", got " << name
+                              << " alone";
   }
 }
 

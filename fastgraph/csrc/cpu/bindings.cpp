@@ -4,12 +4,14 @@
 
 #include <algorithm>
 
+#include "bindings/attention_sizes.h"
 #include "bindings/checks.h"
 #include "cpu/degrees.h"
 #include "cpu/dense_attention.h"
 #include "cpu/gather_tokens.h"
 #include "cpu/indices.h"
 #include "cpu/panels.h"
+#include "cpu/score_bias_checks.h"
 #include "cpu/threads.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -274,7 +276,10 @@ const int64_t* checked_offsets(const Tensor& ptr, int64_t nodes, const char* nam
 
 // What both passes take.
 struct DenseAttentionArguments {
-  const Tensor &query, &key, &value, &ptr, &key_ptr;
+  const Tensor &query, &key, &value;
+  const OptionalTensor& bias;
+  const Tensor &ptr, &key_ptr;
+  const OptionalTensor& pair_type;
 
   template <typename T>
   DenseAttentionInputs<T> checked_for() const {
@@ -283,18 +288,26 @@ struct DenseAttentionArguments {
     check_shape(key_ptr, {ptr.numel()}, "key_ptr");
     const int64_t queries = query.size(0), keys = key.size(0);
     const int64_t heads = query.size(1), width = query.size(2);
-    return {checked_heads<const T>(query, queries, heads, width, "query"),
-            checked_heads<const T>(key, keys, heads, width, "key"),
-            checked_heads<const T>(value, keys, heads, width, "value"),
-            checked_offsets(ptr, queries, "ptr", "query"),
-            checked_offsets(key_ptr, keys, "key_ptr", "key"),
-            ptr.size(0) - 1};
+    DenseAttentionInputs<T> in{checked_heads<const T>(query, queries, heads, width, "query"),
+                               checked_heads<const T>(key, keys, heads, width, "key"),
+                               checked_heads<const T>(value, keys, heads, width, "value"),
+                               checked_offsets(ptr, queries, "ptr", "query"),
+                               checked_offsets(key_ptr, keys, "key_ptr", "key"),
+                               ptr.size(0) - 1,
+                               {}};
+    int64_t pairs = 0;
+    for (int64_t g = 0; g < in.graphs; ++g) {
+      pairs += (in.ptr[g + 1] - in.ptr[g]) * (in.key_ptr[g + 1] - in.key_ptr[g]);
+    }
+    in.bias = checked_bias<T>(bias, pair_type, pairs, heads, "pair_type");
+    return in;
   }
 };
 
-void bind_dense_attention(Tensor query, Tensor key, Tensor value, Tensor ptr, Tensor key_ptr,
-                          double scale, double dropout, int64_t seed, Tensor out, Tensor stats) {
-  const DenseAttentionArguments arguments{query, key, value, ptr, key_ptr};
+void bind_dense_attention(Tensor query, Tensor key, Tensor value, OptionalTensor bias, Tensor ptr,
+                          Tensor key_ptr, OptionalTensor pair_type, double scale, double dropout,
+                          int64_t seed, Tensor out, Tensor stats) {
+  const DenseAttentionArguments arguments{query, key, value, bias, ptr, key_ptr, pair_type};
   dispatch_features(query, "query", [&](auto type) {
     using T = decltype(type);
     const auto in = arguments.checked_for<T>();
@@ -305,12 +318,14 @@ void bind_dense_attention(Tensor query, Tensor key, Tensor value, Tensor ptr, Te
   });
 }
 
-void bind_dense_attention_backward(Tensor query, Tensor key, Tensor value, Tensor ptr,
-                                   Tensor key_ptr, double scale, double dropout, int64_t seed,
-                                   Tensor out, Tensor stats, Tensor grad,
-                                   OptionalTensor grad_logsum, Tensor grad_query, Tensor grad_key,
-                                   Tensor grad_value) {
-  const DenseAttentionArguments arguments{query, key, value, ptr, key_ptr};
+void bind_dense_attention_backward(Tensor query, Tensor key, Tensor value, OptionalTensor bias,
+                                   Tensor ptr, Tensor key_ptr, OptionalTensor pair_type,
+                                   double scale, double dropout, int64_t seed, Tensor out,
+                                   Tensor stats, Tensor grad, OptionalTensor grad_logsum,
+                                   Tensor grad_query, Tensor grad_key, Tensor grad_value,
+                                   OptionalTensor grad_bias) {
+  const DenseAttentionArguments arguments{query, key, value, bias, ptr, key_ptr, pair_type};
+  check_gradient_of(bias, grad_bias, "grad_bias", "bias");
   dispatch_features(query, "query", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -326,7 +341,8 @@ void bind_dense_attention_backward(Tensor query, Tensor key, Tensor value, Tenso
         checked_heads<const T>(out, rows, heads, width, "out"), given,
         checked_heads<T>(grad_query, rows, heads, width, "grad_query"),
         checked_heads<T>(grad_key, in.key.nodes, heads, width, "grad_key"),
-        checked_heads<T>(grad_value, in.key.nodes, heads, width, "grad_value"));
+        checked_heads<T>(grad_value, in.key.nodes, heads, width, "grad_value"),
+        checked<T>(grad_bias, {in.bias.values.rows, heads}, "grad_bias"));
   });
 }
 

@@ -10,6 +10,7 @@
 #include "cpu/block_products.h"
 #include "cpu/draws.h"
 #include "cpu/kernels.h"
+#include "cpu/pair_bias.h"
 #include "fastgraph/dot.h"
 #include "fastgraph/exponential.h"
 #include "fastgraph/memory.h"
@@ -55,11 +56,13 @@ struct Plan {
   int64_t pairs = 0;
   int64_t most_queries = 0;  // of a graph
   int64_t most_keys = 0;
+
+  int64_t num_groups() const { return static_cast<int64_t>(groups.size()) - 1; }
 };
 
-// `cut(graph, queries, keys, pairs)` adds the units of a graph.
+// `cut(graph, queries, keys, pairs)` adds the units of a graph; groups have `least` pairs and more.
 template <typename T, typename Cut>
-Plan plan_of(const DenseAttentionInputs<T>& in, const Cut& cut) {
+Plan plan_of(const DenseAttentionInputs<T>& in, int64_t least, const Cut& cut) {
   Plan plan;
   plan.first_pair.reserve(in.graphs);
   plan.units.reserve(in.graphs);
@@ -71,7 +74,7 @@ Plan plan_of(const DenseAttentionInputs<T>& in, const Cut& cut) {
     plan.most_keys = std::max(plan.most_keys, keys);
     cut(plan, g, queries, keys);
   }
-  const int64_t limit = std::max(kLeastPairs, plan.pairs / kGroups);
+  const int64_t limit = std::max(least, plan.pairs / kGroups);
   int64_t pairs = 0;
   for (size_t i = 0; i < plan.units.size(); ++i) {
     if (pairs > 0 && pairs + plan.units[i].pairs > limit) {
@@ -84,16 +87,20 @@ Plan plan_of(const DenseAttentionInputs<T>& in, const Cut& cut) {
   return plan;
 }
 
-// Calls run(unit, memory) for all units, with `size` values of working memory for each group.
-template <typename A, typename Run>
-void run_plan(const Plan& plan, int64_t work_of_pair, int64_t size, const Run& run) {
-  for_each_task(static_cast<int64_t>(plan.groups.size()) - 1, plan.pairs * work_of_pair,
-                [&](int64_t group) {
-                  const auto memory = scratch<A>(size);
-                  for (int64_t i = plan.groups[group]; i < plan.groups[group + 1]; ++i) {
-                    run(plan.units[i], memory.get());
-                  }
-                });
+// Computes the units of all groups in the working memory of each.
+template <typename A, typename Pass>
+void run_plan(const Plan& plan, int64_t work_of_pair, const Pass& pass) {
+  const typename Pass::Memory at(plan, pass);
+  for_each_task(plan.num_groups(), plan.pairs * work_of_pair, [&](int64_t group) {
+    const auto memory = scratch<A>(at.size);
+    pass.begin_group(at, memory.get());
+    for (int64_t i = plan.groups[group]; i < plan.groups[group + 1]; ++i) {
+      for (int64_t head = 0; head < pass.in.query.heads; ++head) {
+        pass(plan, plan.units[i], head, at, memory.get());
+      }
+    }
+    pass.end_group(group, at, memory.get());
+  });
 }
 
 // The factors of dropout: those of ops.attention, by the numbers of pair and head.
@@ -141,21 +148,23 @@ struct Forward {
   using V = Vector<A, N>;
   static constexpr A kLowest = -std::numeric_limits<A>::infinity();
 
-  DenseAttentionInputs<T> in;
+  const DenseAttentionInputs<T>& in;
   A scale;
   Kept<A> kept;
   Heads<T> out;
   SoftmaxStats<A> stats;
+  PairBias<T> bias{in.bias};
 
   // Working memory for units of a plan.
   struct Memory {
     int64_t width, queries, keys;  // of a row and of a block, padded
     int64_t query, key, value, score, sum, largest, total, size;
 
-    Memory(const Plan& plan, int64_t channels)
-        : width(padded<A>(channels)),
+    Memory(const Plan& plan, const Forward& pass)
+        : width(padded<A>(pass.in.query.width)),
           queries(padded<A>(std::min(plan.most_queries, kQueries))),
           keys(padded<A>(std::min(plan.most_keys, kKeys))) {
+      const int64_t channels = pass.in.query.width;
       int64_t end = 0;
       const auto take = [&](int64_t values) { return std::exchange(end, end + values); };
       query = take(queries * width);
@@ -197,12 +206,11 @@ struct Forward {
     total += sum_of<A, N>(added);
   }
 
-  void operator()(const Plan& plan, const Unit& unit, A* memory) const {
-    const Memory at(plan, in.query.width);
-    for (int64_t head = 0; head < in.query.heads; ++head) attend(plan, unit, head, at, memory);
-  }
+  void begin_group(const Memory&, A*) const {}
+  void end_group(int64_t, const Memory&, const A*) const {}
 
-  void attend(const Plan& plan, const Unit& unit, int64_t head, const Memory& at, A* memory) const {
+  void operator()(const Plan& plan, const Unit& unit, int64_t head, const Memory& at,
+                  A* memory) const {
     const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
     const int64_t count = unit.end - unit.begin;
     const int64_t key_begin = in.key_ptr[unit.graph], key_end = in.key_ptr[unit.graph + 1];
@@ -222,14 +230,16 @@ struct Forward {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t pair = plan.first_pair[unit.graph] + first - key_begin +
                              (unit.begin + i - in.ptr[unit.graph]) * (key_end - key_begin);
-        weigh(score.data + i * wide, keys, pair, head, largest[i], total[i], sum + i * at.width,
-              at.width);
+        A* const own = score.data + i * wide;
+        bias.add(pair, keys, head, own);
+        weigh(own, keys, pair, head, largest[i], total[i], sum + i * at.width, at.width);
       }
       multiply<true, A>(count, at.width, keys, {score.data, wide, 1}, {value.data, at.width},
                         {sum, at.width});
     }
     for (int64_t i = 0; i < count; ++i) {
-      const bool is_empty = key_begin == key_end;
+      // A bias may leave a query no key, as torch's scaled_dot_product_attention has it.
+      const bool is_empty = key_begin == key_end || (bias.given() && total[i] == 0);
       const A inverse = is_empty ? A{0} : 1 / total[i];
       A* const found = stats.at(unit.begin + i, head);
       found[0] = largest[i] == kLowest ? A{0} : largest[i];
@@ -249,22 +259,26 @@ struct Backward {
   static constexpr int N = kLanes<T>;
   using V = Vector<A, N>;
 
-  DenseAttentionInputs<T> in;
+  const DenseAttentionInputs<T>& in;
   A scale;
   Kept<A> kept;
   Heads<const T> out;
   SoftmaxGradients<T> given;
   Heads<T> grad_query, grad_key, grad_value;
+  const PairBiasGradient<T>& grad_bias;
   A* parts;  // gradients of queries, [rows of all parts, heads, padded width]
+  PairBias<T> bias{in.bias};
 
   struct Memory {
     int64_t width, queries, keys;
-    int64_t query, grad, key_rows, key, value, weight, product, of_key, of_value, of_query, size;
+    int64_t query, grad, key_rows, key, value, weight, product, of_key, of_value, of_query, of_bias,
+        size;
 
-    Memory(const Plan& plan, int64_t channels)
-        : width(padded<A>(channels)),
+    Memory(const Plan& plan, const Backward& pass)
+        : width(padded<A>(pass.in.query.width)),
           queries(padded<A>(std::min(plan.most_queries, kQueries))),
           keys(padded<A>(std::min(plan.most_keys, kKeys))) {
+      const int64_t channels = pass.in.query.width;
       int64_t end = 0;
       const auto take = [&](int64_t values) { return std::exchange(end, end + values); };
       query = take(queries * width);
@@ -277,6 +291,7 @@ struct Backward {
       of_key = take(keys * width);
       of_value = take(keys * width);
       of_query = take(plan.most_queries * width);
+      of_bias = take(pass.grad_bias.size());
       size = end;
     }
   };
@@ -300,13 +315,16 @@ struct Backward {
     }
   }
 
-  void operator()(const Plan& plan, const Unit& unit, A* memory) const {
-    const Memory at(plan, in.query.width);
-    for (int64_t head = 0; head < in.query.heads; ++head) gather(plan, unit, head, at, memory);
+  void begin_group(const Memory& at, A* memory) const {
+    grad_bias.begin_group(memory + at.of_bias);
+  }
+  void end_group(int64_t group, const Memory& at, const A* memory) const {
+    grad_bias.end_group(group, memory + at.of_bias);
   }
 
   // The gradients of a unit's keys and values, and its part of that of the queries.
-  void gather(const Plan& plan, const Unit& unit, int64_t head, const Memory& at, A* memory) const {
+  void operator()(const Plan& plan, const Unit& unit, int64_t head, const Memory& at,
+                  A* memory) const {
     const int64_t heads = in.query.heads;
     const int64_t begin = in.ptr[unit.graph], count = in.ptr[unit.graph + 1] - begin;
     Block<A> of_query{memory + at.of_query, at.width};
@@ -356,7 +374,10 @@ struct Backward {
       for (int64_t r = 0; r < count; ++r) {
         const int64_t pair =
             plan.first_pair[unit.graph] + (i + r - begin) * keys_of_graph + first - key_begin;
-        differentiate(weight.data + r * wide, product.data + r * wide, wide, i + r, pair, head);
+        A *const score = weight.data + r * wide, *const of_score = product.data + r * wide;
+        bias.add(pair, keys, head, score);
+        differentiate(score, of_score, wide, i + r, pair, head);
+        grad_bias.add(of_score, pair, keys, head, memory + at.of_bias);
       }
       multiply<true, A>(keys, width, count, {weight.data, 1, wide}, {grad.data, width}, of_value);
       multiply<true, A>(keys, width, count, {product.data, 1, wide}, {query.data, width}, of_key);
@@ -379,26 +400,25 @@ template <typename T>
 void dense_attention(const DenseAttentionInputs<T>& in, double scale, Dropout dropout, Heads<T> out,
                      SoftmaxStats<Accumulator<T>> stats) {
   using A = Accumulator<T>;
-  const Plan plan = plan_of(in, [&](Plan& plan, int64_t g, int64_t queries, int64_t keys) {
+  const auto cut = [&](Plan& plan, int64_t g, int64_t queries, int64_t keys) {
     for (int64_t i = 0; i < queries; i += kQueries) {
       const int64_t count = std::min(kQueries, queries - i);
       plan.units.push_back({g, in.ptr[g] + i, in.ptr[g] + i + count, -1, count * keys});
     }
-  });
+  };
   const Forward<T> pass{in, static_cast<A>(scale), Kept<A>(dropout), out, stats};
-  const typename Forward<T>::Memory memory(plan, in.query.width);
-  run_plan<A>(plan, 2 * in.query.heads * in.query.width, memory.size,
-              [&](const Unit& unit, A* at) { pass(plan, unit, at); });
+  run_plan<A>(plan_of(in, kLeastPairs, cut), 2 * in.query.heads * in.query.width, pass);
 }
 
 template <typename T>
 void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, Dropout dropout,
                               Heads<const T> out, const SoftmaxGradients<T>& given,
-                              Heads<T> grad_query, Heads<T> grad_key, Heads<T> grad_value) {
+                              Heads<T> grad_query, Heads<T> grad_key, Heads<T> grad_value,
+                              T* grad_bias) {
   using A = Accumulator<T>;
   int64_t rows_of_parts = 0;
   std::vector<CutGraph> cut;
-  const Plan plan = plan_of(in, [&](Plan& plan, int64_t g, int64_t queries, int64_t keys) {
+  const auto add_units = [&](Plan& plan, int64_t g, int64_t queries, int64_t keys) {
     const int64_t parts = std::clamp<int64_t>(keys / kKeysOfPart, 1, kMostParts);
     const int64_t begin = in.key_ptr[g];
     if (parts > 1) cut.push_back({in.ptr[g], in.ptr[g + 1], rows_of_parts, parts});
@@ -408,7 +428,10 @@ void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, D
           {g, begin + first, begin + end, parts > 1 ? rows_of_parts : -1, (end - first) * queries});
       if (parts > 1) rows_of_parts += queries;
     }
-  });
+  };
+  PairBiasGradient<T> of_bias(in.bias, grad_bias);
+  const Plan plan = plan_of(in, std::max(kLeastPairs, of_bias.least_pairs()), add_units);
+  of_bias.expect_groups(plan.num_groups());
   const int64_t heads = in.query.heads, row = heads * padded<A>(in.query.width);
   const auto parts = scratch<A>(rows_of_parts * row);
   const Backward<T> pass{in,
@@ -419,10 +442,10 @@ void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, D
                          grad_query,
                          grad_key,
                          grad_value,
+                         of_bias,
                          parts.get()};
-  const typename Backward<T>::Memory memory(plan, in.query.width);
-  run_plan<A>(plan, 5 * heads * in.query.width, memory.size,
-              [&](const Unit& unit, A* at) { pass(plan, unit, at); });
+  run_plan<A>(plan, 5 * heads * in.query.width, pass);
+  of_bias.finish(plan.num_groups());
   for (const CutGraph& graph : cut) {
     const int64_t queries = graph.end - graph.begin;
     for_each_task(queries, queries * row * graph.parts, [&](int64_t i) {

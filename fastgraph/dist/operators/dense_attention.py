@@ -130,8 +130,10 @@ def of_graphs(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     ptr: Tensor,
     key_ptr: Tensor | None,
+    pair_type: Tensor | None,
     seed: Tensor | None,
     scale: float,
     dropout: float,
@@ -139,7 +141,8 @@ def of_graphs(
     """:func:`fastgraph.ops.dense_attention`: graphs may lie across ranks, which share heads.
 
     Raises:
-        ValueError: weights are to be dropped, which heads of other ranks would not be alike.
+        ValueError: weights are to be dropped, which heads of other ranks would not be alike, or
+            a bias or types of pairs are sharded: pairs belong to no rank.
     """
     if not (is_sharded(query) and is_sharded(key) and is_sharded(value)):
         raise NoRuleError
@@ -147,6 +150,9 @@ def of_graphs(
         raise NoRuleError
     if dropout > 0:
         raise ValueError("dropout must be 0 for sharded tensors in dense_attention")
+    for name, tensor in (("bias", bias), ("pair_type", pair_type)):
+        if is_sharded(tensor):
+            raise ValueError(f"{name} must be a plain tensor in dense_attention, got a sharded one")
     _check_heads(query.shape[1])
     targets, rows = query.rows, key.rows
     heads = layout_of_heads(query.shape[1])
@@ -155,7 +161,9 @@ def of_graphs(
     sent = to_heads(local, layouts, heads)
     in_order = [x.index_select(0, layout.order) for x, layout in zip(sent, layouts, strict=True)]
     COUNTS.attention["heads (dense)"] += 1
-    found = DENSE_ATTENTION(*in_order, ptr, key_ptr, seed, scale, dropout)
+    if bias is not None:
+        bias = enter(bias).index_select(1, heads.position)
+    found = DENSE_ATTENTION(*in_order, bias, ptr, key_ptr, pair_type, seed, scale, dropout)
     of_ranks = inverse(targets.order)
     out, stats = (to_rows([x.index_select(0, of_ranks)], [targets], heads)[0] for x in found)
     return ShardedTensor(out, targets, 0), ShardedTensor(stats, targets, 0)

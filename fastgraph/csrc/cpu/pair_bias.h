@@ -1,0 +1,120 @@
+// What is added to the scores of all pairs of a query and a key, row by row, and its gradient.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/score_bias.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
+#include "fastgraph/simd.h"
+#include "fastgraph/types.h"
+
+namespace fastgraph {
+
+template <typename T>
+class PairBias {
+  using A = Accumulator<T>;
+
+ public:
+  explicit PairBias(const ScoreBias<T>& bias)
+      : bias_(bias),
+        table_(scratch<A>(bias.types.given() ? bias.values.rows * bias.values.width : 0)) {
+    if (!bias.types.given()) return;
+    for (int64_t type = 0; type < bias.values.rows; ++type) {
+      for (int64_t head = 0; head < bias.values.width; ++head) {
+        table_[head * bias_.values.rows + type] = load_one(bias.values.row(type) + head);
+      }
+    }
+  }
+
+  bool given() const { return bias_.given(); }
+
+  // To the scores of so many pairs from this one on.
+  void add(int64_t pair, int64_t count, int64_t head, A* score) const {
+    if (!bias_.given()) return;
+    if (!bias_.types.given()) {
+      const T* const own = bias_.values.row(pair) + head;
+      for (int64_t j = 0; j < count; ++j) score[j] += load_one(own + j * bias_.values.width);
+      return;
+    }
+    const A* const own = table_.get() + head * bias_.values.rows;
+    bias_.types.visit([&](const auto* types) {
+      for (int64_t j = 0; j < count; ++j) score[j] += own[types[pair + j]];
+    });
+  }
+
+ private:
+  ScoreBias<T> bias_;
+  Scratch<A> table_;  // of types, [heads, types]
+};
+
+// Of a table each group of units adds up its pairs. The sum of these sums is taken in the order of
+// groups, so that it does not depend on threads.
+template <typename T>
+class PairBiasGradient {
+  using A = Accumulator<T>;
+
+ public:
+  // Lanes of sums of types are no more values than this, which a cache holds.
+  static constexpr int64_t kMostLanes = 1 << 14;
+
+  PairBiasGradient(const ScoreBias<T>& bias, T* gradient)
+      : types_(bias.types),
+        gradient_{gradient, bias.values.rows, bias.values.width},
+        sums_(is_wanted() && types_.given() ? bias.values.rows * bias.values.width : 0),
+        lanes_(sums_ * kLanes<A> > kMostLanes ? 1 : kLanes<A>) {}
+
+  bool is_wanted() const { return gradient_.data != nullptr; }
+  // A group of fewer pairs would take longer to begin and to end than to compute.
+  int64_t least_pairs() const { return sums_ > 0 ? 4 * gradient_.rows : 0; }
+  void expect_groups(int64_t groups) { of_groups_ = scratch<A>(groups * sums_); }
+
+  // Values of working memory that a group needs.
+  int64_t size() const { return sums_ * lanes_; }
+  void begin_group(A* memory) const { std::fill_n(memory, size(), A{0}); }
+
+  // Of so many pairs from this one on, whose scores have these gradients.
+  void add(const A* of_score, int64_t pair, int64_t count, int64_t head, A* memory) const {
+    if (!is_wanted()) return;
+    if (sums_ == 0) {
+      for (int64_t j = 0; j < count; ++j) {
+        store_one(gradient_.row(pair + j) + head, of_score[j]);
+      }
+      return;
+    }
+    // Pairs of a type that follow each other add to different lanes, so that none waits.
+    A* const own = memory + head * gradient_.rows * lanes_;
+    types_.visit([&](const auto* types) {
+      for (int64_t j = 0; j < count; ++j) {
+        own[types[pair + j] * lanes_ + (j & (lanes_ - 1))] += of_score[j];
+      }
+    });
+  }
+
+  void end_group(int64_t group, const A* memory) const {
+    A* const own = of_groups_.get() + group * sums_;
+    for (int64_t i = 0; i < sums_; ++i) {
+      own[i] = 0;
+      for (int64_t lane = 0; lane < lanes_; ++lane) own[i] += memory[i * lanes_ + lane];
+    }
+  }
+
+  // The gradient of the table, once all groups have ended.
+  void finish(int64_t groups) const {
+    for (int64_t i = 0; i < sums_; ++i) {
+      A sum = 0;
+      for (int64_t group = 0; group < groups; ++group) sum += of_groups_[group * sums_ + i];
+      store_one(gradient_.row(i % gradient_.rows) + i / gradient_.rows, sum);
+    }
+  }
+
+ private:
+  EntryTypes types_;
+  Matrix<T> gradient_;
+  int64_t sums_;   // heads * types
+  int64_t lanes_;  // of each sum
+  Scratch<A> of_groups_;
+};
+
+}  // namespace fastgraph
