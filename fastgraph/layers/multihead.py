@@ -27,6 +27,21 @@ def self_attention_refusal(module: Any, x: Tensor) -> Refusal | None:
         module: a ``MultiheadAttention``, or an instance of a subclass.
         x: features of the nodes, a plain tensor.
     """
+    refusal = module_refusal(module)
+    if refusal is not None:
+        return refusal
+    if torch.is_autocast_enabled(x.device.type):
+        return Refusal("MultiheadAttention under autocast")
+    weight = module.in_proj_weight
+    if x.layout != torch.strided or x.dim() != 2 or x.shape[1] != module.embed_dim:
+        return Refusal("features that are not a dense matrix as wide as MultiheadAttention")
+    if x.dtype != weight.dtype or x.device != weight.device:
+        return Refusal("features that have not the dtype and device of MultiheadAttention")
+    return plain_parameters(module) or REGISTRY.refusal("dense_attention", device_type(x), x.dtype)
+
+
+def module_refusal(module: Any) -> Refusal | None:
+    """Why a ``MultiheadAttention`` means something else than attention of all pairs."""
     if type(module) is not MultiheadAttention:
         return Refusal("attention is a subclass of MultiheadAttention")
     if _KNOWN.is_watched(module) or _has_any_global_hook():
@@ -40,23 +55,24 @@ def self_attention_refusal(module: Any, x: Tensor) -> Refusal | None:
     rate = module.dropout
     if type(rate) not in (int, float) or not 0 <= rate <= 1 or type(module.training) is not bool:
         return Refusal("dropout is no rate, or training no bool")
-    if torch.is_autocast_enabled(x.device.type):
-        return Refusal("MultiheadAttention under autocast")
-    weight = module.in_proj_weight
-    if x.layout != torch.strided or x.dim() != 2 or x.shape[1] != module.embed_dim:
-        return Refusal("features that are not a dense matrix as wide as MultiheadAttention")
-    if x.dtype != weight.dtype or x.device != weight.device:
-        return Refusal("features that have not the dtype and device of MultiheadAttention")
-    return plain_parameters(module) or REGISTRY.refusal("dense_attention", device_type(x), x.dtype)
+    return None
 
 
-def self_attention(module: Any, x: Tensor, ptr: Tensor) -> Tensor:
+def self_attention(
+    module: Any,
+    x: Tensor,
+    ptr: Tensor,
+    bias: Tensor | None = None,
+    pair_type: Tensor | None = None,
+) -> Tensor:
     """The rows of ``module(h, h, h)`` for each node, where h are the nodes of its graph.
 
     Args:
-        module: one that :func:`self_attention_refusal` has nothing against.
+        module: one that :func:`module_refusal` has nothing against.
         x: ``[nodes, channels]``.
         ptr: int64 ``[graphs + 1]``, the offsets of graphs among the nodes.
+        bias: added to the scores; see :func:`fastgraph.ops.dense_attention`.
+        pair_type: of pairs, likewise.
 
     Returns:
         ``[nodes, channels]``.
@@ -67,6 +83,10 @@ def self_attention(module: Any, x: Tensor, ptr: Tensor) -> Tensor:
     by_head = projected.view(len(x), 3, module.num_heads, module.head_dim)
     rate = module.dropout if module.training else 0.0
     query, key, value = by_head.unbind(1)
-    out, _ = ops.dense_attention(query, key, value, ptr, dropout=rate)
+    if bias is not None:
+        bias = bias.to(query.dtype)  # that of products under autocast
+    out, _ = ops.dense_attention(
+        query, key, value, ptr, bias=bias, pair_type=pair_type, dropout=rate
+    )
     out_proj = module.out_proj
     return linear(out.view(x.shape), out_proj.weight, parameter_of(out_proj, "bias"))

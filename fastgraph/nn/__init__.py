@@ -1,8 +1,31 @@
 """Layers of fastgraph's own, and graph transformers that train without the graph."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fastgraph.nn.global_attention import GlobalAGNN, GlobalGAT, GlobalVA
 from fastgraph.nn.global_module import GlobalModule
 from fastgraph.nn.large_gt import LargeGT
 from fastgraph.nn.local_module import LocalModule
 
-__all__ = ["GlobalAGNN", "GlobalGAT", "GlobalModule", "GlobalVA", "LargeGT", "LocalModule"]
+if TYPE_CHECKING:
+    from fastgraph.pyg.biased_gps_conv import GPSConv
+
+__all__ = [
+    "GPSConv",
+    "GlobalAGNN",
+    "GlobalGAT",
+    "GlobalModule",
+    "GlobalVA",
+    "LargeGT",
+    "LocalModule",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """``GPSConv``, a layer of PyG's, on first use, as the others do without PyG."""
+    if name == "GPSConv":
+        return importlib.import_module("fastgraph.pyg.biased_gps_conv").GPSConv
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

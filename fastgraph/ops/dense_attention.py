@@ -223,7 +223,7 @@ def _backward(
     options = (scale, dropout, seed_number(seed), wants_bias and bias is not None)
     known = _contiguous(out, stats)
     *found, of_bias = kernel(*_contiguous(grad, grad_logsum), *inputs, *known, *options)
-    return *found, grad.new_empty(0) if of_bias is None else of_bias  # type: ignore[return-value]
+    return *found, grad.new_empty(0) if of_bias is None else of_bias
 
 
 def _backward_fake(
@@ -259,11 +259,18 @@ def _gradient(
         grad = torch.zeros_like(query)
     grads = (grad, logsum_gradient(grad_stats, stats))
     if needs_torch_operations(*grads):
+        of_queries, of_keys, types = _topology(ptr, key_ptr, pair_type)
         *found, of_bias = reference.dense_attention_backward(
             *grads,
-            *(query, key, value, bias),
-            *_topology(ptr, key_ptr, pair_type),
-            *(out, stats),
+            query,
+            key,
+            value,
+            bias,
+            of_queries,
+            of_keys,
+            types,
+            out,
+            stats,
             *ctx.options,
             seed_number(seed),
             wants_bias,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +60,8 @@ def plan(
     ptr = graph_offsets(x, batch)
     if isinstance(ptr, Refusal):
         return ptr
-    return lambda: _forward(module, x, edge_index, batch, ptr, kwargs)
+    attend = partial(self_attention, attention, x, ptr)
+    return lambda: layer_output(module, x, edge_index, batch, kwargs, attend)
 
 
 def graph_offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
@@ -86,14 +89,25 @@ def graph_offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
     return torch._convert_indices_from_coo_to_csr(batch.contiguous(), int(batch[-1]) + 1)
 
 
-def _forward(
+def layer_output(
     module: GPSConv,
     x: Tensor,
     edge_index: Any,
     batch: Tensor | None,
-    ptr: Tensor,
     kwargs: dict[str, Any],
+    attend: Callable[[], Tensor],
 ) -> Tensor:
+    """The output of a ``GPSConv`` whose attention is called after its ``conv``.
+
+    Args:
+        module: the layer.
+        x: as it is called.
+        edge_index: likewise.
+        batch: likewise.
+        kwargs: likewise.
+        attend: computes the attention of all nodes, ``[nodes, channels]``.
+    """
+
     def normalised(norm: Any, h: Tensor) -> Tensor:
         if norm is None:
             return h
@@ -104,7 +118,7 @@ def _forward(
         h = module.conv(x, edge_index, **kwargs)
         h = F.dropout(h, p=module.dropout, training=module.training)
         hs.append(normalised(module.norm1, h + x))
-    h = self_attention(module.attn, x, ptr)
+    h = attend()
     h = F.dropout(h, p=module.dropout, training=module.training)
     hs.append(normalised(module.norm2, h + x))
     out = sum(hs)
