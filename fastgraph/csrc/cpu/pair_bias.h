@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/score_bias.h"
 #include "fastgraph/memory.h"
@@ -19,18 +20,20 @@ class PairBias {
  public:
   explicit PairBias(const ScoreBias<T>& bias)
       : bias_(bias),
-        table_(scratch<A>(bias.types.given() ? bias.values.rows * bias.values.width : 0)) {
+        row_(is_in_registers() ? 2 * N : bias.values.rows),
+        table_(scratch<A>(bias.types.given() ? row_ * bias.values.width : 0)) {
     if (!bias.types.given()) return;
+    std::fill_n(table_.get(), row_ * bias.values.width, A{0});
     for (int64_t type = 0; type < bias.values.rows; ++type) {
       for (int64_t head = 0; head < bias.values.width; ++head) {
-        table_[head * bias_.values.rows + type] = load_one(bias.values.row(type) + head);
+        table_[head * row_ + type] = load_one(bias.values.row(type) + head);
       }
     }
   }
 
   bool given() const { return bias_.given(); }
 
-  // To the scores of so many pairs from this one on.
+  // To the scores of so many pairs from this one on, and anything up to the end of a vector.
   void add(int64_t pair, int64_t count, int64_t head, A* score) const {
     if (!bias_.given()) return;
     if (!bias_.types.given()) {
@@ -38,15 +41,45 @@ class PairBias {
       for (int64_t j = 0; j < count; ++j) score[j] += load_one(own + j * bias_.values.width);
       return;
     }
-    const A* const own = table_.get() + head * bias_.values.rows;
+    const A* const own = table_.get() + head * row_;
     bias_.types.visit([&](const auto* types) {
-      for (int64_t j = 0; j < count; ++j) score[j] += own[types[pair + j]];
+      if (is_in_registers()) {
+        add_from_registers(own, types + pair, count, score);
+      } else {
+        for (int64_t j = 0; j < count; ++j) score[j] += own[types[pair + j]];
+      }
     });
   }
 
  private:
+  static constexpr int N = kLanes<A>;
+  static constexpr int64_t kAtOnce = 128;
+
+  // True if two vectors hold a head's part of the table, of which a permutation takes any values.
+  bool is_in_registers() const { return kVectorBytes >= 32 && bias_.values.rows <= 2 * N; }
+
+  // Types are widened some way ahead: a load waits for narrower stores to the same place.
+  template <typename Type>
+  void add_from_registers(const A* own, const Type* types, int64_t count, A* score) const {
+    using I = Vector<Bits<A>, N>;
+    const auto first = load<N>(own), second = load<N>(own + N);
+    alignas(kCacheLine) Bits<A> wide[kAtOnce] = {};
+    for (int64_t begin = 0; begin < count; begin += kAtOnce) {
+      const int64_t some = std::min(kAtOnce, count - begin);
+#pragma omp simd
+      for (int64_t j = 0; j < some; ++j) wide[j] = types[begin + j];
+      for (int64_t j = 0; j < some; j += N) {
+        I type;
+        std::memcpy(&type, wide + j, sizeof(type));
+        A* const target = score + begin + j;
+        store<N>(target, load<N>(target) + __builtin_shuffle(first, second, type));
+      }
+    }
+  }
+
   ScoreBias<T> bias_;
-  Scratch<A> table_;  // of types, [heads, types]
+  int64_t row_;
+  Scratch<A> table_;  // of types, [heads, row_]
 };
 
 // Of a table each group of units adds up its pairs. The sum of these sums is taken in the order of
