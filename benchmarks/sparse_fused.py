@@ -67,14 +67,15 @@ def main(
     console = Console(stderr=True)
     cells = []
     record = Record.fresh(out, name)
-    for graph, width, number in itertools.product(
-        graphs.split(","), map(int, channels.split(",")), map(int, heads.split(","))
+    for width, graph, number in itertools.product(
+        map(int, channels.split(",")), graphs.split(","), map(int, heads.split(","))
     ):
         for form, ways in _forms(graph, width, number, upstream).items():
             if forms and form not in forms.split(","):
                 continue
             for training in (False, True):
-                found = milliseconds(ways, training, Effort(0.05, rounds, 20))
+                effort = Effort(0.05, rounds, 20, again=0 if upstream else 2)
+                found = milliseconds(ways, training, effort)
                 facts = {"graph": graph, "channels": width, "heads": number, "form": form}
                 cells.append({**facts, "training": training, "milliseconds": found})
                 record.add("cell", cells[-1])

@@ -24,9 +24,6 @@ BEHIND = 0.8
 LOWEST = 0.95
 """A ratio below this is a loss. It is measured again before it counts."""
 
-_AGAIN = 2
-"""Times as many rounds, for that."""
-
 _LONG = 5
 """Times the length of a turn, a step needs no second one to tell that."""
 
@@ -39,11 +36,13 @@ class Effort:
         turn: seconds of a turn, unless one step takes longer.
         rounds: turns of each side, where the ratio is not clear.
         steps: the most in one turn.
+        again: times as many rounds for what looks like a loss; 0 where nothing is to be compared.
     """
 
     turn: float = 0.01
     rounds: int = 8
     steps: int = 80
+    again: int = 2
 
 
 @dataclass
@@ -122,10 +121,10 @@ def measure_all(plain: Side, others: Sequence[Side], effort: Effort) -> list[Bes
         sides = {id(side): _steps(side, effort) for side in (plain, *others)}
         found = _sampled(plain, others, sides, effort.rounds)
         lost = [k for k, beside in enumerate(found) if beside.ratio < LOWEST]
-        if lost:
+        if lost and effort.again:
             for side in (plain, *(others[k] for k in lost)):
                 side.turns = []
-            again = _sampled(plain, [others[k] for k in lost], sides, _AGAIN * effort.rounds)
+            again = _sampled(plain, [others[k] for k in lost], sides, effort.again * effort.rounds)
             for k, beside in zip(lost, again, strict=True):
                 found[k] = Beside(beside.plain, beside.ours, beside.rounds, again=True)
         return found
