@@ -101,9 +101,13 @@ def product(values: Expression, x: Tensor) -> Tensor:
     """
     pattern = values.pattern
     products.check_spmm(pattern, values, x)
-    found = _counted(values, plan(values, x))
-    if found is None:
+    found = plan(values, x)
+    _note_use(values)
+    if isinstance(found, str):
+        _count(found)
         return products.spmm(pattern, values.value(), x)
+    values.check_unedited()
+    _count(found)
     out = found.run(heads_first(x))
     if x.dim() == 3:
         return out.transpose(1, 2).contiguous()
@@ -124,30 +128,39 @@ def reduction(values: Expression, dim: int, reduce: str) -> Tensor:
     Raises:
         RuntimeError: an operand was edited in place.
     """
-    found = _counted(values, plan_reduction(values, dim, reduce))
-    if found is not None:
+    found = plan_reduction(values, dim, reduce)
+    _note_use(values)
+    if isinstance(found, Plan):
+        values.check_unedited()
         out = found.run().reshape(values.pattern.shape[1 - dim], *values.shape[1:])
-        # Of infinite features the sum may be NaN where that of their products is infinite.
         if found.is_program or not has_infinity(out.detach()):
+            _count(found)
             return out
+        found = _INFINITE_SUM
+    _count(found)
     groups = values.pattern.by_row if dim == 1 else values.pattern.by_column
     return groups.reduce(values.value(), reduce)
 
 
-def _counted(values: Expression, found: Plan | str) -> Plan | None:
-    """The plan, once it is counted; ``None`` for separate operators."""
+_INFINITE_SUM = "a sum that is infinite, or NaN"
+"""Of infinite features the sum may be NaN where that of their products is infinite."""
+
+
+def _note_use(values: Expression) -> None:
+    """Of values that are used again, all later ones of their structure will be computed."""
     if values.num_products > 0:
         values.pattern.reused.add(values.structure)
     values.num_products += 1
+
+
+def _count(found: Plan | str) -> None:
+    """Count a product or reduction by what computes it."""
     if isinstance(found, str):
         count_separate(NAME, found)
-        return None
-    values.check_unedited()
-    if found.is_program:
+    elif found.is_program:
         count_program(NAME)
     else:
         count_routed(NAME)
-    return found
 
 
 def plan(values: Expression, x: Tensor) -> Plan | str:

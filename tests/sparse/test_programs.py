@@ -230,9 +230,14 @@ def test_sums_of_infinite_features(heads: int | None, dim: int) -> None:
             for reduce in ("sum", "smean"):
                 a.pattern.reused.clear()
                 lazy = vanilla(a, t)
-                found = lazy.reduce(dim, reduce)
+                with recording() as status:
+                    found = lazy.reduce(dim, reduce)
                 separate = fgs.val_like(a, vanilla(a, t).val.clone()).reduce(dim, reduce)
                 torch.testing.assert_close(_kinds(found), _kinds(separate))
+                row = status.row("sparse")
+                assert row.routed + row.fell_back == 1
+                if not separate.isfinite().all():  # by separate operators, though it was begun
+                    assert [*row.reasons] == ["a sum that is infinite, or NaN"]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
