@@ -33,32 +33,51 @@ def may_defer(*tensors: Tensor) -> bool:
     Compilers, transforms, autocast, and modes and hooks that see each operation, or what it saves,
     would see it elsewhere; and of edits in inference mode nobody counts.
     """
-    return (
-        execution_mode() is None
-        and not torch.compiler.is_compiling()
-        and not torch.is_inference_mode_enabled()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and _saving_hooks(True) is None
-        and all(is_plain(t) or is_defined_by(t) for t in tensors)
-        and all(not t.is_inference() and t.layout is torch.strided for t in tensors)
-        and not (tensors and torch.is_autocast_enabled(tensors[0].device.type))
-    )
+    if (
+        execution_mode() is not None
+        or torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or _saving_hooks(True) is not None
+    ):
+        return False
+    for tensor in tensors:
+        if tensor.is_inference() or tensor.layout is not torch.strided:
+            return False
+        if not is_plain(tensor) and not is_defined_by(tensor):
+            return False
+    return not tensors or not torch.is_autocast_enabled(tensors[0].device.type)
 
 
 FEWEST_VALUES = 2**15
 """Entries times heads from which on values wait on a CPU: with fewer, one operator gains less than
 expressions cost."""
 
+FEWEST_SCORES = 2**13
+"""The same of GATv2's scores, of which separate operators store all channels for each entry."""
 
-def may_wait(pattern: Pattern, heads: int, *tensors: Tensor) -> bool:
+
+def may_wait(pattern: Pattern, heads: int, *tensors: Tensor, have_channels: bool = False) -> bool:
     """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`.
 
     On ranks always, as one operator sends rows once that several would send again.
+
+    Args:
+        pattern: of the values.
+        heads: how many they are of.
+        tensors: of which they are made.
+        have_channels: they are scores as those of GATv2.
     """
     if pattern.is_sharded:
         return may_defer(*tensors)
-    fewest = FEWEST_VALUES if pattern.device.type == "cpu" else 1
-    return pattern.nnz * heads >= fewest and is_plain(*tensors) and may_defer(*tensors)
+    count = pattern.nnz * heads
+    is_enough = not are_few(pattern, count) or (have_channels and count >= FEWEST_SCORES)
+    return is_enough and count > 0 and is_plain(*tensors) and may_defer(*tensors)
+
+
+def are_few(pattern: Pattern, count: int) -> bool:
+    """True if so many values, of entries and heads, are too few to wait, but for GATv2's scores."""
+    return count < FEWEST_VALUES and pattern.device.type == "cpu" and not pattern.is_sharded
 
 
 def _as_made() -> AbstractContextManager[Any]:
@@ -113,7 +132,9 @@ class Expression:
         self.shape = torch.Size(shape)
         self.dtype = dtype
         self.num_products = 0
-        records = any(m.requires_grad for m in self.tensors or self.arguments)
+        records = False
+        for made in self.tensors or self.arguments:
+            records = records or made.requires_grad
         self.requires_grad = records and torch.is_grad_enabled()
         self.is_cut = records and not self.requires_grad
         self._value: Tensor | None = None
@@ -448,12 +469,18 @@ def spread(pattern: Pattern, vector: Tensor) -> Tensor:
 
 
 def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expression | None:
-    """:class:`Map`, or ``None`` where torch may promote dtypes or nothing is virtual.
+    """:class:`Map`, or ``None`` where torch may promote dtypes or nothing gains by waiting.
 
     Values of one head are put beside those of several as columns.
     """
-    if not may_defer():
+    values = [a for a in args if isinstance(a, Expression)]
+    if are_few(values[0].pattern, max(v.shape.numel() for v in values)) or not may_defer():
         return None
+    return mapped_later(function, *args, **kwargs)
+
+
+def mapped_later(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expression | None:
+    """:func:`mapped` where it is known that values are to wait."""
     taken: list[Any] = []
     given: list[Expression] = []
     for argument in args:
@@ -470,11 +497,14 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
         else:
             return None
     dtype = given[0].dtype
-    if dtype not in FLOATING or any(a.dtype != dtype for a in given):
+    if dtype not in FLOATING:
         return None
-    if all(isinstance(a, Entries) for a in given):
-        return None
-    if len(given) > 1:
+    if len(given) == 1:
+        if isinstance(given[0], Entries):
+            return None
+    else:
+        if any(a.dtype != dtype for a in given) or all(isinstance(a, Entries) for a in given):
+            return None
         dims = [len(a.shape) for a in given]
         if min(dims) < max(dims):
             taken = [

@@ -22,7 +22,15 @@ from fastgraph import ops
 from fastgraph.ops.library import is_defined_by
 from fastgraph.routing.status import count_program, count_routed, count_separate
 from fastgraph.sparse import products
-from fastgraph.sparse.expression import Dot, Dropout, Expression, Softmax, may_defer
+from fastgraph.sparse.expression import (
+    Dot,
+    Dropout,
+    Entries,
+    Expression,
+    Softmax,
+    are_few,
+    may_defer,
+)
 from fastgraph.sparse.matching import (
     Additive,
     Monomial,
@@ -44,6 +52,8 @@ from fastgraph.sparse.programs import INFINITE, REDUCED_AS, Message, Refused
 
 NAME = "sparse"
 """Under which products and reductions of expressions are counted."""
+
+_FEW = "too few values to gain without a softmax"
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -176,7 +186,7 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
         return _weighted(body.arguments[0], dropout, x)
     if dropout is not None:
         return "dropout of values that are no softmax"
-    return _summed(body, x)
+    return _FEW if are_few(values.pattern, values.shape.numel()) else _summed(body, x)
 
 
 def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
@@ -186,6 +196,8 @@ def plan_reduction(values: Expression, dim: int, reduce: str) -> Plan | str:
     reason = _separate(values)
     if reason is not None:
         return reason
+    if are_few(values.pattern, values.shape.numel()):
+        return _FEW
     made = monomial(values)
     is_sum = reduce in ("sum", "smean")
     if is_sum and made is not None and _is_sum_of_products(made, values):
@@ -217,9 +229,10 @@ def _separate(values: Expression, *tensors: Tensor) -> str | None:
     is_empty = values.pattern.nnz == 0 or 0 in values.shape
     if is_empty or any(t.numel() == 0 for t in tensors):
         return "no entries or no channels"
-    if torch.is_grad_enabled() and any(m.is_cut for m in values.walk()):
+    made = values.walk()
+    if torch.is_grad_enabled() and any(m.is_cut for m in made):
         return "made where no gradients were recorded"
-    if values.is_begun:
+    if any(m.is_computed for m in made if not isinstance(m, Entries)):  # see `is_begun`
         return "scores that were asked for before"
     return None
 

@@ -23,6 +23,7 @@ from fastgraph.sparse.expression import (
     Entries,
     Expression,
     mapped,
+    mapped_later,
     may_wait,
     spread,
 )
@@ -91,6 +92,8 @@ class Virtual:
         heads: number of heads; ``None`` for a single matrix.
         channels: number of matrices for each head, which a product with a vector contracts;
             ``None`` where heads themselves are contracted.
+        form: ``"ends"`` of rows or columns, ``"sum"`` of both, ``"leaky"``, the LeakyReLU of one,
+            or ``"scores"``, such channels contracted as in GATv2; else ``None``.
     """
 
     def __init__(
@@ -100,11 +103,15 @@ class Virtual:
         tensors: Sequence[Tensor],
         sample: Callable[[Pattern, bool], Expression | Tensor],
         channels: Size = None,
+        form: str | None = None,
+        of: Sequence[Virtual] = (),
     ) -> None:
+        self.form = form
         self.shape = shape
         self.heads = heads
         self.channels = channels
-        self._kept = [(t, None if t.is_inference() else t._version) for t in tensors]
+        self._kept: list[tuple[Tensor, int | None]] = [p for virtual in of for p in virtual._kept]
+        self._kept += [(t, None if t.is_inference() else t._version) for t in tensors]
         self._sample = sample
 
     def sampled(self, pattern: Pattern) -> Expression | Tensor:
@@ -119,10 +126,14 @@ class Virtual:
                 f"a virtual matrix of {self.channels} channels must be contracted by a vector, "
                 "virtual @ vector, to be sampled"
             )
-        waits = may_wait(pattern, self.heads or 1, *[tensor for tensor, _ in self._kept])
-        return self._sampled(pattern, waits)
+        tensors = [tensor for tensor, _ in self._kept]
+        is_scores = self.form == "scores"
+        waits = may_wait(pattern, self.heads or 1, *tensors, have_channels=is_scores)
+        self._check(pattern)
+        return self._sample(pattern, waits)
 
-    def _sampled(self, pattern: Pattern, waits: bool) -> Expression | Tensor:
+    def _check(self, pattern: Pattern) -> None:
+        """The pattern fits, and nothing was edited; so it is of all of which this one is made."""
         for name, own, other in zip(("rows", "columns"), self.shape, pattern.shape, strict=True):
             if own not in (None, other):
                 raise RuntimeError(
@@ -140,7 +151,6 @@ class Virtual:
                     f"a virtual matrix must be on the device of the sparse one, {pattern.device}, "
                     f"got {tensor.device}"
                 )
-        return self._sample(pattern, waits)
 
     def __matmul__(self, other: object) -> Virtual:
         own = tuple(s for s in (self.channels, self.heads) if s is not None)
@@ -158,15 +168,15 @@ class Virtual:
         vector = other
 
         def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
-            inner = self._sampled(pattern, waits)
+            inner = self._sample(pattern, waits)
             if waits and isinstance(inner, Expression):
                 return Contraction(inner, vector)
             values = inner.value() if isinstance(inner, Expression) else inner
             return (values * spread(pattern, vector)).sum(1)
 
-        tensors = (*(tensor for tensor, _ in self._kept), vector)
         heads = None if self.channels is None else self.heads
-        return Virtual(self.shape, heads, tensors, sample)
+        form = "scores" if self.form == "leaky" else None
+        return Virtual(self.shape, heads, (vector,), sample, form=form, of=(self,))
 
     def __add__(self, other: Any) -> Any:
         return _of(operator.add, self, other)
@@ -319,7 +329,7 @@ def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
         return pattern.gather(of_nodes, is_row=is_row)
 
     shape = (size, None) if is_row else (None, size)
-    return Virtual(shape, heads, (of_nodes,), sample, channels)
+    return Virtual(shape, heads, (of_nodes,), sample, channels, "ends")
 
 
 def _of(function: Callable[..., Any], *args: Any) -> Any:
@@ -341,14 +351,24 @@ def _made(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
             f"{[(v.channels, v.heads) for v in virtual]} channels and heads"
         )
     tensors = [a for a in args if isinstance(a, Tensor)]
-    tensors += [tensor for v in virtual for tensor, _ in v._kept]
 
     def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
-        given = [a._sampled(pattern, waits) if isinstance(a, Virtual) else a for a in args]
-        made = applied(function, *given, **kwargs)
-        return Entries(pattern, made) if waits and isinstance(made, Tensor) else made
+        given = [a._sample(pattern, waits) if isinstance(a, Virtual) else a for a in args]
+        made = mapped_later(function, *given, **kwargs) if waits else None
+        if made is not None:
+            return made
+        computed = applied(function, *given, **kwargs)
+        return Entries(pattern, computed) if waits and isinstance(computed, Tensor) else computed
 
-    return Virtual(shape, heads, tensors, sample, channels)
+    return Virtual(shape, heads, tensors, sample, channels, _form(function, virtual), virtual)
+
+
+def _form(function: Callable[..., Any], virtual: Sequence[Virtual]) -> str | None:
+    forms = [v.form for v in virtual]
+    if function is F.leaky_relu and forms == ["sum"]:
+        return "leaky"
+    are_both = forms == ["ends", "ends"] and {v.shape[0] is None for v in virtual} == {True, False}
+    return "sum" if function is operator.add and are_both else None
 
 
 def _described(given: object) -> str:
