@@ -24,7 +24,6 @@ from rich.progress import track
 from measure.output import RESULTS, publish
 
 HERE = Path(__file__).parent
-SHAPES = ((8, 8), (4, 16))
 
 _SERVER = """
 import json, sys
@@ -45,8 +44,10 @@ for line in sys.stdin:
 
 def _serve(root: Path) -> subprocess.Popen[str]:
     environment = dict(os.environ, PYTHONPATH=str(root), OMP_NUM_THREADS="1")
+    # An editable install comes before all paths.
+    own = root / ".venv" / "bin" / "python"
     return subprocess.Popen(
-        [sys.executable, "-c", _SERVER, str(root), str(HERE)],
+        [str(own) if own.exists() else sys.executable, "-c", _SERVER, str(root), str(HERE)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -103,15 +104,24 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--name", default="low-degree-checkouts", show_default=True)
 @click.option("--operators", default="gat,gatv2,attention", show_default=True)
 @click.option("--degrees", default="2,4,8,32", show_default=True)
+@click.option("--shapes", default="8x8,4x16", show_default=True, help="Heads x channels.")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 def main(
-    older: Path, commit: str, out: Path, name: str, operators: str, degrees: str, rounds: int
+    older: Path,
+    commit: str,
+    out: Path,
+    name: str,
+    operators: str,
+    degrees: str,
+    shapes: str,
+    rounds: int,
 ) -> None:
     from measure.machine import machine_facts
 
     servers = {"older": _serve(older.resolve()), "this": _serve(HERE.parent.resolve())}
     in_degrees = [int(degree) for degree in degrees.split(",")]
-    keys = [(o, d, *shape) for o in operators.split(",") for shape in SHAPES for d in in_degrees]
+    sizes = [tuple(int(size) for size in shape.split("x")) for shape in shapes.split(",")]
+    keys = [(o, d, *size) for o in operators.split(",") for size in sizes for d in in_degrees]
     best = {(name, key): [float("inf")] * 2 for name in servers for key in keys}
     for _ in track(range(rounds), console=Console(stderr=True)):
         for key in keys:
@@ -128,7 +138,7 @@ def main(
         for key in keys
     ]
     arguments = [f"--commit={commit}", f"--operators={operators}", f"--degrees={degrees}"]
-    arguments.append(f"--rounds={rounds}")
+    arguments += [f"--shapes={shapes}", f"--rounds={rounds}"]
     results = {
         "command": shlex.join(
             ["python", "benchmarks/low_degree_checkouts.py", "OLDER", *arguments]
