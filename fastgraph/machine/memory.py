@@ -21,8 +21,12 @@ from fastgraph import settings
 from fastgraph.machine import native
 
 LARGE = 1 << 23
-"""Bytes. Smaller results the C library keeps by itself, so that their pages are there already."""
+"""Bytes. Smaller results the C library mostly keeps by itself, so that their pages are there.
 
+Not always: with a bound of 1 MiB attention's backward pass on one graph of 8,192 nodes was 1.4
+times as fast. But where sizes change from call to call, as those of batches do, nothing is
+found here that the C library would have had, and results of 2 MiB took 2 to 4 times as long.
+"""
 
 _OWNERS_ARE_COUNTED = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Without its global lock Python leaves some owners out."""
