@@ -15,10 +15,23 @@ from fastgraph.backends.dropout import philox
 from fastgraph.machine import native
 from tests.graphs import Case, random_edges
 
-from .test_heads import OPERATORS, error_ratios, inputs_of, operator, upstream, with_gradients
+from .test_edge_projection import sized_inputs
+from .test_heads import (
+    OPERATORS,
+    both,
+    call_with_edges,
+    error_ratios,
+    inputs_of,
+    operator,
+    upstream,
+    upstream_with_edges,
+    with_gradients,
+)
 
 MOST_HEADS = 32  # that batches are made of
 SHAPES = ((1, 7), (1, 64), (2, 5), (3, 1), (4, 16), (8, 8), (8, 7), (8, 16), (12, 3), (33, 2))
+# Heads that share vectors of one level or another: in all numbers of vectors, and with some left.
+NARROW = ((15, 2), (15, 4), (15, 8), (6, 1))
 
 
 def _mixed(degrees: list[int], num_src: int = 70) -> Case:
@@ -41,7 +54,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + NARROW, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_values_and_gradients(
     name: str, shape: tuple[int, int], transpose: bool, level: None
@@ -60,7 +73,7 @@ def test_values_and_gradients(
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 7), (8, 8), (8, 16)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 7), (8, 8), (8, 16), *NARROW], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_float32_is_as_close_as_upstream(name: str, shape: tuple[int, int], level: None) -> None:
     rounded = [t.float() for t in inputs_of(name, LOW, *shape)]
@@ -80,23 +93,40 @@ def test_sums_over_all_edges_are_as_close_as_upstream(level: None) -> None:
     assert (ours - truth).norm() < 1.5 * (theirs - truth).norm()
 
 
+@pytest.mark.parametrize("channels", [8, 12])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_halves_are_as_close_as_upstream(name: str, dtype: torch.dtype, level: None) -> None:
-    rounded = [t.to(dtype) for t in inputs_of(name, LOW, 8, 12)]
+def test_halves_are_as_close_as_upstream(
+    name: str, dtype: torch.dtype, channels: int, level: None
+) -> None:
+    rounded = [t.to(dtype) for t in inputs_of(name, LOW, 8, channels)]
     truth = with_gradients(lambda t: upstream(name, t, LOW), [t.double() for t in rounded])
     theirs = with_gradients(lambda t: upstream(name, t, LOW), rounded)
     ours = with_gradients(lambda t: operator(name)(*t, LOW.edge_index), rounded)
     assert max(error_ratios(ours, theirs, truth)) < 2
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("edge_dim", [1, 4])
+@pytest.mark.parametrize("shape", NARROW, ids=str)
+@pytest.mark.parametrize("name", ["gatv2", "attention"])
+def test_narrow_heads_with_features_of_edges(
+    name: str, shape: tuple[int, int], edge_dim: int, level: None
+) -> None:
+    """Sums of edges part the heads of attention's output and of its queries."""
+    inputs = sized_inputs(name, MIXED, *shape, edge_dim)
+    ours = with_gradients(lambda t: both(call_with_edges(name, t, MIXED)), inputs)
+    theirs = with_gradients(lambda t: both(upstream_with_edges(name, t, MIXED)), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(1, 6), (3, 6), (8, 6), (7, 4), (7, 2)])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_dropout_and_addend(name: str, heads: int, level: None) -> None:
-    inputs = inputs_of(name, MIXED, heads, 6)
+def test_dropout_and_addend(name: str, heads: int, channels: int, level: None) -> None:
+    inputs = inputs_of(name, MIXED, heads, channels)
     words = philox(11, MIXED.num_edges, heads, torch.device("cpu"))
     keep = (words >= 0.4 * 2**32).double() / 0.6
-    addend = torch.randn(MIXED.num_dst, heads, 6, dtype=torch.float64)
+    addend = torch.randn(MIXED.num_dst, heads, channels, dtype=torch.float64)
     options: dict[str, Any] = {"dropout": 0.4, "seed": torch.tensor([11]), "addend": addend}
 
     def ours(t: list[Tensor]) -> Tensor:
@@ -118,9 +148,12 @@ def test_more_heads_are_taken_by_other_kernels(level: None) -> None:
     torch.testing.assert_close(of_all, of_most)
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (7, 4)], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_row_does_not_depend_on_those_beside_it(name: str, level: None) -> None:
-    inputs = [t.float() for t in inputs_of(name, LOW, 8, 8)]
+def test_a_row_does_not_depend_on_those_beside_it(
+    name: str, shape: tuple[int, int], level: None
+) -> None:
+    inputs = [t.float() for t in inputs_of(name, LOW, *shape)]
     whole = operator(name)(*inputs, LOW.edge_index)
     for rows in (range(3, 90, 7), range(40, 60)):
         kept = LOW.edge_index[:, torch.isin(LOW.edge_index[1], torch.tensor(list(rows)))]

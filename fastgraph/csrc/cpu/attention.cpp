@@ -131,17 +131,18 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
       const auto store_from = [&](int64_t first) {
-        return [&, first](auto lanes, int64_t head, int64_t f, auto sum) {
-          grad_query.row(row, head).template store<decltype(lanes)::value>(first + f, sum);
+        return [&, first](auto piece, int64_t head, int64_t f, auto sum) {
+          grad_query.row(row, head).template store<decltype(piece)::kLanes>(first + f, sum);
         };
       };
-      sum_entries<T>(batch, entries, p.data, NodeRows<T>(in.key), store_from(0));
-      if (in.edge.width == 0) return;
-      sum_entries<T>(batch, entries, p.data, EdgeRows<T>(in.edge), store_from(in.key.width));
+      const bool alone = in.edge.width == 0;
+      sum_entries<T>(batch, entries, p.data, NodeRows<T>(in.key), alone, store_from(0));
+      if (alone) return;
+      sum_entries<T>(batch, entries, p.data, EdgeRows<T>(in.edge), false, store_from(in.key.width));
       if (wants_sums) {
-        sum_entries<T>(batch, entries, weight.data, EdgeRows<T>(in.edge),
-                       [&](auto lanes, int64_t head, int64_t f, auto sum) {
-                         constexpr int N = decltype(lanes)::value;
+        sum_entries<T>(batch, entries, weight.data, EdgeRows<T>(in.edge), false,
+                       [&](auto piece, int64_t head, int64_t f, auto sum) {
+                         constexpr int N = decltype(piece)::kLanes;
                          edge_sums.row(row, head).template store<N>(f, sum);
                        });
       }
@@ -289,14 +290,14 @@ struct BackwardSrc : SourceSoftmax<T> {
     this->gradients_of_batch(batch, weight.data, score.data);
     const NodeRows<T> queries(in.query, in.key.width), gradients(this->grad, in.key.width);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      sum_entries<T>(batch, entries, score.data, queries,
-                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
-                       constexpr int N = decltype(lanes)::value;
+      sum_entries<T>(batch, entries, score.data, queries, true,
+                     [&](auto piece, int64_t head, int64_t f, auto sum) {
+                       constexpr int N = decltype(piece)::kLanes;
                        grad_key.row(row, head).template store<N>(f, scale * sum);
                      });
-      sum_entries<T>(batch, entries, weight.data, gradients,
-                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
-                       grad_value.row(row, head).template store<decltype(lanes)::value>(f, sum);
+      sum_entries<T>(batch, entries, weight.data, gradients, true,
+                     [&](auto piece, int64_t head, int64_t f, auto sum) {
+                       grad_value.row(row, head).template store<decltype(piece)::kLanes>(f, sum);
                      });
     });
   }

@@ -162,9 +162,9 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     std::fill_n(found.data, batch.size(), A{0});
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
       sum_entries_and_dots<T>(batch, row, entries, in.x, p.data, this->grad, found.data,
-                              [&](auto lanes, int64_t head, int64_t f, auto sum) {
-                                grad_x.row(row, head).template store<decltype(lanes)::value>(f,
-                                                                                             sum);
+                              [&](auto piece, int64_t head, int64_t f, auto sum) {
+                                constexpr int N = decltype(piece)::kLanes;
+                                grad_x.row(row, head).template store<N>(f, sum);
                               });
     });
     store_edges_of_batch<A>(batch, found.data, products);

@@ -90,30 +90,32 @@ inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
                        Accumulator<T>* score, Heads<const T> grad = {},
                        Accumulator<T>* product = nullptr) {
   using A = Accumulator<T>;
-  for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+  const int64_t width = in.x_src.width;
+  for_each_piece<T>(batch.heads, width, true, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     using V = Vector<A, N>;
-    V own[P::kHeads][P::kCount], factor[P::kHeads][P::kCount], given[P::kHeads][P::kCount];
+    V own[P::kVectors][P::kCount], factor[P::kVectors][P::kCount], given[P::kVectors][P::kCount];
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
+      const int64_t first = head + P::first_head(h);
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
-        factor[h][q] = load<N>(in.att.at(0, head + h) + f + q * N);
-        if constexpr (kProducts) given[h][q] = load<N>(grad.at(row, head + h) + f + q * N);
+        own[h][q] = load<N>(in.x_dst.at(row, first) + f + q * N);
+        factor[h][q] = load<N>(in.att.at(0, first) + f + q * N);
+        if constexpr (kProducts) given[h][q] = load<N>(grad.at(row, first) + f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = in.x_src.at(batch.graph.col[e], head) + f;
       const auto of_edge = edges.of_entry(e, head, f);
       expect_piece<P>(batch, e, in.x_src, head, f);
-      V sum[P::kHeads] = {}, dot[P::kHeads] = {};
+      V sum[P::kVectors] = {}, dot[P::kVectors] = {};
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
+      for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const int64_t at = h * in.x_src.width + q * N;
+          const int64_t at = P::first_head(h) * width + q * N;
           const V value = load<N>(other + at);
           V z = own[h][q] + value;
           of_edge.template add_to<N>(z, at);
@@ -121,8 +123,8 @@ inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
           if constexpr (kProducts) dot[h] = multiply_add<A, N>(given[h][q], value, dot[h]);
         }
       }
-      add_sums<A, N, P::kHeads>(sum, score + batch.at(e) + head);
-      if constexpr (kProducts) add_sums<A, N, P::kHeads>(dot, product + batch.at(e) + head);
+      add_sums<P>(sum, score + batch.at(e) + head);
+      if constexpr (kProducts) add_sums<P>(dot, product + batch.at(e) + head);
     }
   });
 }

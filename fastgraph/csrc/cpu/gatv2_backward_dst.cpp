@@ -70,30 +70,30 @@ inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
                        const Gatv2Inputs<T>& in, Accumulator<T> slope, const Accumulator<T>* grad,
                        Accumulator<T>* activations, const After& after) {
   using A = Accumulator<T>;
-  for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+  const int64_t width = in.x_src.width;
+  for_each_piece<T>(batch.heads, width, true, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    const int64_t width = in.x_src.width;
-    V own[P::kHeads][P::kCount], sum[P::kHeads][P::kCount] = {};
-    V activation[P::kHeads][P::kCount] = {};
+    V own[P::kVectors][P::kCount], sum[P::kVectors][P::kCount] = {};
+    V activation[P::kVectors][P::kCount] = {};
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
+        own[h][q] = load<N>(in.x_dst.at(row, head + P::first_head(h)) + f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = in.x_src.at(batch.graph.col[e], head) + f;
       const A* given = grad + batch.at(e) + head;
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
-        const V up = splat<A, N>(given[h]), down = splat<A, N>(slope * given[h]);
+      for (int h = 0; h < P::kVectors; ++h) {
+        const V up = of_heads<P>(given + P::first_head(h)), down = slope * up;
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V z = own[h][q] + load<N>(other + h * width + q * N);
+          const V z = own[h][q] + load<N>(other + P::first_head(h) * width + q * N);
           const V sloped = z > V{} ? up : down;
           sum[h][q] += sloped;
           activation[h][q] = multiply_add<A, N>(sloped, z, activation[h][q]);
@@ -101,11 +101,12 @@ inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
       }
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
+      const int64_t first = head + P::first_head(h);
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        after(kLane, head + h, f + q * N, sum[h][q]);
-        A* target = activations + (head + h) * width + f + q * N;
+        after(kLane, first, f + q * N, sum[h][q]);
+        A* target = activations + first * width + f + q * N;
         store<N>(target, load<N>(target) + activation[h][q]);
       }
     }
@@ -291,14 +292,14 @@ struct EdgeBackwardDst {
   // The slopes: sums over the rows as gradients of x_dst, and over all entries of gradients for
   // att. z becomes its gradient.
   void find_slopes(const Task& part, A* activations, A* z) const {
-    for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+    const int64_t width = in.att.width, heads = in.att.heads;
+    for_each_piece<T>(heads, width, [&](auto piece, int64_t head, int64_t f) {
       using P = decltype(piece);
       constexpr int N = P::kLanes;
       using V = Vector<A, N>;
-      const int64_t width = in.att.width, heads = in.att.heads;
-      V factor[P::kHeads][P::kCount], activation[P::kHeads][P::kCount] = {};
+      V factor[P::kVectors][P::kCount], activation[P::kVectors][P::kCount] = {};
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
+      for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
           factor[h][q] = load<N>(in.att.at(0, head + h) + f + q * N);
@@ -307,9 +308,9 @@ struct EdgeBackwardDst {
       for (int64_t place = part.place_begin; place < part.place_end; ++place) {
         const int64_t row = graph.row(place);
         const EntryRange range = part.entries(graph, place);
-        V mine[P::kHeads][P::kCount], slopes[P::kHeads][P::kCount] = {};
+        V mine[P::kVectors][P::kCount], slopes[P::kVectors][P::kCount] = {};
 #pragma GCC unroll 4
-        for (int h = 0; h < P::kHeads; ++h) {
+        for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
           for (int q = 0; q < P::kCount; ++q) {
             mine[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
@@ -322,7 +323,7 @@ struct EdgeBackwardDst {
           A* at = z + (entry - part.entry_begin) * sums.width + head * width + f;
           uint8_t* const left = signs.at(edge, head);
 #pragma GCC unroll 4
-          for (int h = 0; h < P::kHeads; ++h) {
+          for (int h = 0; h < P::kVectors; ++h) {
             const V up = splat<A, N>(g[2 * h]), down = splat<A, N>(slope * g[2 * h]);
 #pragma GCC unroll 4
             for (int q = 0; q < P::kCount; ++q) {
@@ -337,12 +338,12 @@ struct EdgeBackwardDst {
           }
         }
 #pragma GCC unroll 4
-        for (int h = 0; h < P::kHeads; ++h) {
+        for (int h = 0; h < P::kVectors; ++h) {
           leave_slopes<N, P::kCount>(part, row, head + h, range.empty(), f, factor[h], slopes[h]);
         }
       }
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
+      for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
           A* const sum = activations + (head + h) * width + f + q * N;

@@ -9,6 +9,8 @@ template <typename T>
 struct SumsOfNodes {
   using A = Accumulator<T>;
 
+  static constexpr bool kGapless = true;  // heads stand side by side
+
   Heads<const T> x_src, x_dst;
 
   template <int N>
@@ -36,6 +38,8 @@ struct SumsOfNodes {
 template <typename T>
 struct SignsOfEdges {
   using A = Accumulator<T>;
+
+  static constexpr bool kGapless = false;  // signs of a head fill whole numbers
 
   Signs signs;
 
@@ -112,18 +116,19 @@ inline void sum_gradients(const RowBatch& batch, int64_t row, EntryRange entries
                           const Accumulator<T>* weights, const Accumulator<T>* scores,
                           const After& after) {
   using A = Accumulator<T>;
-  for_each_piece(grad, [&](auto piece, int64_t head, int64_t f) {
+  const int64_t heads = grad.heads, width = grad.width;
+  for_each_piece<T>(heads, width, Sums::kGapless, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    V own[P::kHeads][P::kCount], values[P::kHeads][P::kCount] = {};
-    V slopes[P::kHeads][P::kCount] = {};
+    V own[P::kVectors][P::kCount], values[P::kVectors][P::kCount] = {};
+    V slopes[P::kVectors][P::kCount] = {};
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = sums.template of_row<N>(row, head + h, f + q * N);
+        own[h][q] = sums.template of_row<N>(row, head + P::first_head(h), f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
@@ -132,23 +137,25 @@ inline void sum_gradients(const RowBatch& batch, int64_t row, EntryRange entries
       expect_piece<P>(batch, e, grad, head, f);
       sums.template expect_for_piece<P>(batch, e, head, f);
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
-        const V weight = splat<A, N>(weights[at + h]);
-        const V up = splat<A, N>(scores[at + h]), down = splat<A, N>(slope * scores[at + h]);
+      for (int h = 0; h < P::kVectors; ++h) {
+        const int64_t first = P::first_head(h);
+        const V weight = of_heads<P>(weights + at + first);
+        const V up = of_heads<P>(scores + at + first), down = slope * up;
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V given = load<N>(gradient + h * grad.width + q * N);
+          const V given = load<N>(gradient + first * width + q * N);
           values[h][q] = multiply_add<A, N>(weight, given, values[h][q]);
           slopes[h][q] +=
-              sums.template positive<N>(own[h][q], batch.graph, e, head + h, f + q * N) ? up : down;
+              sums.template positive<N>(own[h][q], batch.graph, e, head + first, f + q * N) ? up
+                                                                                            : down;
         }
       }
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        after(kLane, head + h, f + q * N, values[h][q], slopes[h][q]);
+        after(kLane, head + P::first_head(h), f + q * N, values[h][q], slopes[h][q]);
       }
     }
   });

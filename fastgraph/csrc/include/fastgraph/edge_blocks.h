@@ -120,6 +120,7 @@ struct NodeRows {
     return x.at(graph.col[entry], head);
   }
   int64_t head_stride() const { return x.width; }
+  bool gapless() const { return width == x.width; }  // heads stand side by side
 
   // Asks for what entries further on will need where entry i reads kCount values at f.
   template <int kCount>
@@ -143,6 +144,7 @@ struct EdgeRows {
     return x.row(graph.edge(entry));
   }
   constexpr int64_t head_stride() const { return 0; }
+  constexpr bool gapless() const { return false; }
 
   // Rows of edges mostly follow each other in memory.
   template <int kCount>

@@ -151,14 +151,14 @@ struct OnlineSoftmax {
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t place) {
       const A* scale = inverse_sum.data + place;
       const auto store_from = [&](int64_t first) {
-        return [&, first](auto lanes, int64_t head, int64_t f, auto sum) {
-          constexpr int N = decltype(lanes)::value;
-          row_of(row, head).template store<N>(first + f, scale[head] * sum);
+        return [&, first](auto piece, int64_t head, int64_t f, auto sum) {
+          using P = decltype(piece);
+          row_of(row, head).template store<P::kLanes>(first + f, of_heads<P>(scale + head) * sum);
         };
       };
-      sum_entries<T>(batch, entries, p.data, value, store_from(0));
+      sum_entries<T>(batch, entries, p.data, value, edge_value.width == 0, store_from(0));
       if (edge_value.width == 0) return;
-      sum_entries<T>(batch, entries, p.data, edge_value, store_from(value.width));
+      sum_entries<T>(batch, entries, p.data, edge_value, false, store_from(value.width));
     });
   }
 

@@ -9,13 +9,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "fastgraph/attention_arguments.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/exponential.h"
+#include "fastgraph/head_pieces.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/philox.h"
 #include "fastgraph/schedule.h"
@@ -256,55 +256,16 @@ inline void drop(const RowBatch& batch, const Dropout& dropout, A* p) {
   }
 }
 
-// Some heads of a row and kCount vectors of kLanes channels of each, known at compile time.
-template <int kLanesOfPiece, int kHeadsOfPiece, int kCountOfPiece>
-struct Piece {
-  static constexpr int kLanes = kLanesOfPiece;
-  static constexpr int kHeads = kHeadsOfPiece;
-  static constexpr int kCount = kCountOfPiece;
-};
-
-namespace detail {
-
-template <int kLane, int kCount, typename Body>
-FASTGRAPH_INLINE void sweep_pieces(int64_t heads, int64_t begin, int64_t end, const Body& body) {
-  for (; end - begin >= kLane * kCount; begin += kLane * kCount) {
-    int64_t head = 0;
-    if constexpr (kCount == 1) {
-      for (; head + 4 <= heads; head += 4) body(Piece<kLane, 4, 1>{}, head, begin);
-    }
-    for (; head < heads; ++head) body(Piece<kLane, 1, kCount>{}, head, begin);
-  }
-  if constexpr (kCount > 1) {
-    sweep_pieces<kLane, kCount / 2>(heads, begin, end, body);
-  } else if constexpr (kLane > 1) {
-    if (begin < end) sweep_pieces<kLane / 2, 1>(heads, begin, end, body);
-  }
-}
-
-}  // namespace detail
-
-// Calls body(Piece{}, first head, first channel) so that the pieces cover the channels of all heads
-// once: several heads that a vector holds, or as many vectors of one head.
-template <typename T, typename Body>
-FASTGRAPH_INLINE void for_each_piece(int64_t heads, int64_t width, const Body& body) {
-  detail::sweep_pieces<kLanes<T>, 4>(heads, 0, width, body);
-}
-template <typename T, typename Body>
-FASTGRAPH_INLINE void for_each_piece(const Heads<const T>& x, const Body& body) {
-  for_each_piece<T>(x.heads, x.width, body);
-}
-
 // Asks for what an entry further on will read where entry e reads a piece.
 template <typename P, typename T>
 FASTGRAPH_INLINE void expect_piece(const RowBatch& batch, int64_t e, const Heads<const T>& x,
                                    int64_t head, int64_t f) {
   if (e + kAhead >= batch.graph.num_entries) return;
   const T* row = x.at(batch.graph.col[e + kAhead], head) + f;
-  if constexpr (P::kHeads == 1) {
+  if constexpr (P::kVectors == 1) {
     prefetch<P::kCount * P::kLanes* static_cast<int64_t>(sizeof(T))>(row);
   } else {
-    prefetch(row, P::kHeads * x.width);
+    prefetch(row, P::first_head(P::kVectors) * x.width);
   }
 }
 template <typename P, typename T>
@@ -317,26 +278,6 @@ template <typename P, typename T>
 FASTGRAPH_INLINE void expect_piece(const RowBatch&, int64_t, const EdgeRows<T>&, int64_t, int64_t) {
 }
 
-// to[h] += the sum of the lanes of v[h].
-template <typename A, int N, int kHeads>
-FASTGRAPH_INLINE void add_sums(Vector<A, N> (&v)[kHeads], A* to) {
-  if constexpr (kHeads == 4 && N > 4) {
-    Vector<A, N / 2> folded[kHeads];
-#pragma GCC unroll 4
-    for (int h = 0; h < kHeads; ++h) {
-      Vector<A, N / 2> half[2];
-      std::memcpy(half, &v[h], sizeof(half));
-      folded[h] = half[0] + half[1];
-    }
-    add_sums<A, N / 2, kHeads>(folded, to);
-  } else if constexpr (kHeads == 4 && N == 4) {
-    store<N>(to, load<N>(to) + sums_of<A, N>(v, N));
-  } else {
-#pragma GCC unroll 4
-    for (int h = 0; h < kHeads; ++h) to[h] += sum_of<A, N>(v[h]);
-  }
-}
-
 // products[h] += <own, row> of each entry of a row and head, where `own` are the channels of the
 // row's node from `first` on.
 template <typename T, typename Rows>
@@ -344,64 +285,69 @@ FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange en
                                const Heads<const T>& nodes, int64_t first, const Rows& rows,
                                Accumulator<T>* products) {
   using A = Accumulator<T>;
-  for_each_piece<T>(batch.heads, rows.width, [&](auto piece, int64_t head, int64_t f) {
+  const bool gapless = rows.gapless() && nodes.width == rows.width;
+  for_each_piece<T>(batch.heads, rows.width, gapless, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     using V = Vector<A, N>;
-    V own[P::kHeads][P::kCount];
+    V own[P::kVectors][P::kCount];
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = load<N>(nodes.at(row, head + h) + first + f + q * N);
+        own[h][q] = load<N>(nodes.at(row, head + P::first_head(h)) + first + f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = rows.of_entry(batch.graph, e, head) + f;
       expect_piece<P>(batch, e, rows, head, f);
-      V product[P::kHeads] = {};
+      V product[P::kVectors] = {};
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
+      for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V value = load<N>(other + h * rows.head_stride() + q * N);
+          const V value = load<N>(other + P::first_head(h) * rows.head_stride() + q * N);
           product[h] = multiply_add<A, N>(own[h][q], value, product[h]);
         }
       }
-      add_sums<A, N, P::kHeads>(product, products + batch.at(e) + head);
+      add_sums<P>(product, products + batch.at(e) + head);
     }
   });
 }
 
-// The sum over the entries of a row of weight * their rows, given to after(N, head, channel, sum),
-// N channels at a time.
+// The sum over the entries of a row of weight * their rows, given to after(piece, head, channel,
+// sum), a vector of a piece at a time. `gapless` says that the heads of what after() writes stand
+// side by side.
 template <typename T, typename Rows, typename After>
 FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
-                                  const Accumulator<T>* weights, const Rows& rows,
+                                  const Accumulator<T>* weights, const Rows& rows, bool gapless,
                                   const After& after) {
   using A = Accumulator<T>;
-  for_each_piece<T>(batch.heads, rows.width, [&](auto piece, int64_t head, int64_t f) {
+  gapless = gapless && rows.gapless();
+  for_each_piece<T>(batch.heads, rows.width, gapless, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
-    constexpr std::integral_constant<int, N> kLane{};
-    Vector<A, N> total[P::kHeads][P::kCount] = {};
+    Vector<A, N> total[P::kVectors][P::kCount] = {};
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* row = rows.of_entry(batch.graph, e, head) + f;
       const A* weight = weights + batch.at(e) + head;
       expect_piece<P>(batch, e, rows, head, f);
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
+      for (int h = 0; h < P::kVectors; ++h) {
+        const auto w = of_heads<P>(weight + P::first_head(h));
+        const T* own = row + P::first_head(h) * rows.head_stride();
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          total[h][q] = multiply_add<A, N>(
-              splat<A, N>(weight[h]), load<N>(row + h * rows.head_stride() + q * N), total[h][q]);
+          total[h][q] = multiply_add<A, N>(w, load<N>(own + q * N), total[h][q]);
         }
       }
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
-      for (int q = 0; q < P::kCount; ++q) after(kLane, head + h, f + q * N, total[h][q]);
+      for (int q = 0; q < P::kCount; ++q) {
+        after(piece, head + P::first_head(h), f + q * N, total[h][q]);
+      }
     }
   });
 }
@@ -414,39 +360,41 @@ FASTGRAPH_INLINE void sum_entries_and_dots(const RowBatch& batch, int64_t row, E
                                            const Accumulator<T>* weights, const Heads<const T>& x,
                                            Accumulator<T>* products, const After& after) {
   using A = Accumulator<T>;
-  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+  for_each_piece<T>(x.heads, x.width, true, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
-    constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
-    V own[P::kHeads][P::kCount], total[P::kHeads][P::kCount] = {};
+    V own[P::kVectors][P::kCount], total[P::kVectors][P::kCount] = {};
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
-        own[h][q] = load<N>(nodes.at(row, head + h) + f + q * N);
+        own[h][q] = load<N>(nodes.at(row, head + P::first_head(h)) + f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = x.at(batch.graph.col[e], head) + f;
       const A* weight = weights + batch.at(e) + head;
       expect_piece<P>(batch, e, x, head, f);
-      V product[P::kHeads] = {};
+      V product[P::kVectors] = {};
 #pragma GCC unroll 4
-      for (int h = 0; h < P::kHeads; ++h) {
+      for (int h = 0; h < P::kVectors; ++h) {
+        const V w = of_heads<P>(weight + P::first_head(h));
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V value = load<N>(other + h * x.width + q * N);
+          const V value = load<N>(other + P::first_head(h) * x.width + q * N);
           product[h] = multiply_add<A, N>(own[h][q], value, product[h]);
-          total[h][q] = multiply_add<A, N>(splat<A, N>(weight[h]), value, total[h][q]);
+          total[h][q] = multiply_add<A, N>(w, value, total[h][q]);
         }
       }
-      add_sums<A, N, P::kHeads>(product, products + batch.at(e) + head);
+      add_sums<P>(product, products + batch.at(e) + head);
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < P::kHeads; ++h) {
+    for (int h = 0; h < P::kVectors; ++h) {
 #pragma GCC unroll 4
-      for (int q = 0; q < P::kCount; ++q) after(kLane, head + h, f + q * N, total[h][q]);
+      for (int q = 0; q < P::kCount; ++q) {
+        after(piece, head + P::first_head(h), f + q * N, total[h][q]);
+      }
     }
   });
 }
