@@ -116,7 +116,7 @@ def main(
     known_cells = rows.keys() | empty | failed.keys()
     left = [cell for cell in chosen if cell not in known_cells or cell in lost]
     console = Console(stderr=True)
-    end = time.monotonic() + (budget or float("inf"))
+    end = time.monotonic() + (float("inf") if budget is None else budget)
     effort = Effort(turn=0.004, rounds=4) if quick else Effort()
     limit_memory()
     machine = machine_facts(threads)
