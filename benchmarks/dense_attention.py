@@ -30,7 +30,7 @@ TYPES = 20
 """Of pairs, as distances in a molecule are."""
 
 KINDS = ("attention", "GPSConv", "operator", "learned table", "table beside none")
-"""What is compared."""
+"""The comparisons."""
 
 BATCHES = (
     "128 molecules",

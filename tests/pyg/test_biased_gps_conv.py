@@ -47,7 +47,7 @@ class Masked(nn.MultiheadAttention):
 
 
 def by_upstream(module: OfPyG, x: Tensor, of_pairs: Tensor) -> Tensor:
-    """What PyG's layer computes where its attention is given a mask of pairs ``[pairs, heads]``."""
+    """The result of PyG's layer whose attention is given a mask of pairs ``[pairs, heads]``."""
     attention, largest = Masked(CHANNELS, HEADS, batch_first=True).double(), max(SIZES)
     attention.load_state_dict(module.attn.state_dict())
     for name, parameter in module.attn.named_parameters():
