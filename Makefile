@@ -151,7 +151,8 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
 	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
 	  $(addprefix tests/pyg/test_traced,.py _aggregations.py _guards.py _kept.py _refusals.py _softmax.py) \
-	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) tests/pyg/test_switching.py tests/pyg/test_gps_conv.py)
+	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) \
+	  $(addprefix tests/pyg/test_,switching.py gps_conv.py biased_gps_conv.py))
 	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
 	then $(EMULATED) DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \
 	else echo "skipped: DGL's graphs beside emulated features, as 'make test-dgl' has installed no DGL"; \
