@@ -73,7 +73,7 @@ def compared(
             continue
         if described(a, b, coarsest) is not None:
             differs = "upstream differs from itself", differs[1]
-        elif coarsest in _HALVES and _is_nearer(c, a, _in_float64(module, case, seconds)):
+        elif coarsest in _HALVES and is_nearer(c, a, _in_float64(module, case, seconds)):
             continue
         found.append(Difference(name, case.name, *differs))
     return found
@@ -90,25 +90,32 @@ def _doubled(value: Any) -> Any:
     return value.double() if is_number else value
 
 
-def _is_nearer(ours: Ended, upstream: Ended, exact: Ended) -> bool:
-    """True if no result is farther from the exact one than upstream's, or by its rounding.
+def is_nearer(ours: Ended, upstream: Ended, exact: Ended) -> bool:
+    """True if all results are like upstream's, and none is farther from the exact one.
 
     The rounding of a sum in half precision decides whether a ReLU after it lets a gradient pass, so
     that upstream's may be wrong by a whole gradient.
     """
-    if any(isinstance(ended, str) or ended.error for ended in (ours, upstream, exact)):
+    if isinstance(ours, str) or isinstance(upstream, str) or isinstance(exact, str):
         return False
-    errors = []
-    for ended in (ours, upstream):
-        pairs = zip(ended.results, exact.results, strict=True)
-        errors.append([_error(found, right) for found, right in pairs])
-    return all(a <= b for a, b in zip(*errors, strict=True) if a > _ROUNDING)
+    if ours.error or upstream.error or exact.error:
+        return False
+    if [_form(result) for result in ours.results] != [_form(r) for r in upstream.results]:
+        return False
+    for found, theirs, right in zip(ours.results, upstream.results, exact.results, strict=True):
+        if found is None or theirs is None or right is None or not found.numel():
+            continue
+        if not _error(found, right) <= max(_error(theirs, right), _ROUNDING):  # or it is NaN
+            return False
+    return True
 
 
-def _error(found: Tensor | None, right: Tensor | None) -> float:
+def _form(result: Tensor | None) -> tuple[object, ...]:
+    return () if result is None else (result.shape, result.dtype, result.device, result.layout)
+
+
+def _error(found: Tensor, right: Tensor) -> float:
     """The largest error, relative to the largest value above 1."""
-    if found is None or right is None or not found.numel():
-        return 0.0
     return float((found - right).abs().max() / right.abs().max().clamp(min=1.0))
 
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.outcomes import Outcome
 from tests.wrong_calls import pyg
 from tests.wrong_calls.cases import Case
-from tests.wrong_calls.comparing import Difference, compared
+from tests.wrong_calls.comparing import Difference, compared, is_nearer
 from tests.wrong_calls.exceptions import MEANT, reason_of
 from tests.wrong_calls.forking import outcomes
 
@@ -41,6 +42,20 @@ def test_wrong_calls_end_as_upstreams(name: str) -> None:
     chosen = [case for case in cases if case.name in SAMPLE[name]]
     assert len(chosen) == len(SAMPLE[name])
     assert compared(name, module, chosen) == []
+
+
+def outcome_of(*results: Tensor | None) -> Outcome:
+    return Outcome("end", None, results)
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([torch.nan, 2.0]), torch.tensor([1.3, 2.0]), None])
+def test_no_other_result_is_nearer_than_upstreams(wrong: Tensor | None) -> None:
+    """A result that is NaN, missing or farther from the exact one is a difference."""
+    exact = outcome_of(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    upstream = outcome_of(torch.tensor([1.2, 2.0]))
+    assert is_nearer(outcome_of(torch.tensor([1.1, 2.0])), upstream, exact)
+    assert not is_nearer(outcome_of(wrong), upstream, exact)
+    assert not is_nearer(outcome_of(torch.tensor([1.0, 2.0]).half()), upstream, exact)
 
 
 class Ending(nn.Module):
