@@ -11,7 +11,7 @@ namespace fastgraph {
 // The types of entries, in the dtype that they came in.
 struct EntryTypes {
   const void* data;
-  int bytes;  // 1: without a sign; 2 or 4: with one; 0: each entry is its own type
+  int bytes;  // 1: without a sign; 2 or 4: with one; 0: there are none
 
   bool given() const { return bytes > 0; }
 
@@ -22,15 +22,6 @@ struct EntryTypes {
       case 1: return body(static_cast<const uint8_t*>(data));
       case 2: return body(static_cast<const int16_t*>(data));
       default: return body(static_cast<const int32_t*>(data));
-    }
-  }
-
-  int64_t operator[](int64_t entry) const {
-    switch (bytes) {
-      case 0: return entry;
-      case 1: return static_cast<const uint8_t*>(data)[entry];
-      case 2: return static_cast<const int16_t*>(data)[entry];
-      default: return static_cast<const int32_t*>(data)[entry];
     }
   }
 };

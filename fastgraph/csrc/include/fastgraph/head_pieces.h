@@ -29,7 +29,7 @@ struct Piece {
 
 namespace detail {
 
-// Pieces of the heads from `head` on, each for itself.
+// Pieces of the heads from `first` on, each for itself.
 template <int kLane, int kCount, typename Body>
 FASTGRAPH_INLINE void sweep_pieces(int64_t first, int64_t heads, int64_t begin, int64_t end,
                                    const Body& body) {
