@@ -78,8 +78,8 @@ def test_training_on_samples() -> None:
         assert not torch.equal(one, old)
 
 
-def test_ranks_of_pages() -> None:
-    """With pages to which none links: the division by their number is infinite, and no factor."""
+def test_pagerank() -> None:
+    """With columns without entries: the division by their number is infinite, and no factor."""
     a = fgs.spmatrix(places((40, 40), 90, distinct=True), shape=(40, 40))
     a = a.to(dtype=torch.float64)
     matrix = dense(a.pattern, a.val)
