@@ -6,7 +6,7 @@ the caller's tensors, and an edit of one in place before it is used is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -78,6 +78,11 @@ def may_wait(pattern: Pattern, heads: int, *tensors: Tensor, have_channels: bool
 def are_few(pattern: Pattern, count: int) -> bool:
     """True if so many values, of entries and heads, are too few to wait, but for GATv2's scores."""
     return count < FEWEST_VALUES and pattern.device.type == "cpu" and not pattern.is_sharded
+
+
+def are_begun(made: Iterable[Expression]) -> bool:
+    """True if some of these were computed; tensors that were given are no matter."""
+    return any(m.is_computed for m in made if not isinstance(m, Entries))
 
 
 def _as_made() -> AbstractContextManager[Any]:
@@ -218,7 +223,7 @@ class Expression:
 
         They may have been edited since, or have hooks.
         """
-        return any(m.is_computed for m in self.walk() if not isinstance(m, Entries))
+        return are_begun(self.walk())
 
     def settled(self) -> Expression:
         """As others take it from now on: values that were computed are a tensor like any other."""

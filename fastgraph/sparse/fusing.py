@@ -25,9 +25,9 @@ from fastgraph.sparse import products
 from fastgraph.sparse.expression import (
     Dot,
     Dropout,
-    Entries,
     Expression,
     Softmax,
+    are_begun,
     are_few,
     may_defer,
 )
@@ -232,7 +232,7 @@ def _separate(values: Expression, *tensors: Tensor) -> str | None:
     made = values.walk()
     if torch.is_grad_enabled() and any(m.is_cut for m in made):
         return "made where no gradients were recorded"
-    if any(m.is_computed for m in made if not isinstance(m, Entries)):  # see `is_begun`
+    if are_begun(made):
         return "scores that were asked for before"
     return None
 
