@@ -141,6 +141,16 @@ def test_of_pairs_beyond_32_bits_the_upper_half_is_a_counter() -> None:
     assert not torch.equal(dropout_factors(torch.empty(64, 2), 0.5, 3, 2**32), first)
 
 
+def assert_of_the_size_of_roundings(
+    ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]
+) -> None:
+    """No error is above twice torch's own and a few roundings of the largest value."""
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert a.dtype == b.dtype
+        error, own = ((x.double() - c).abs().max() for x in (a, b))
+        assert error <= 2 * own + 4 * torch.finfo(a.dtype).eps * c.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [d for d in FLOATING if d != torch.float64])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_errors_are_of_the_size_of_roundings(
@@ -156,10 +166,7 @@ def test_errors_are_of_the_size_of_roundings(
     ours = (out, *torch.autograd.grad(out, inputs, grad))
     exact = (truth, *torch.autograd.grad(truth, wide, grad.double()))
     theirs = (upstream, *torch.autograd.grad(upstream, inputs, grad))
-    for a, b, c in zip(ours, theirs, exact, strict=True):
-        assert a.dtype == dtype
-        error, own = ((x.double() - c).abs().max() for x in (a, b))
-        assert error <= 2 * own + 4 * torch.finfo(dtype).eps * c.abs().max()
+    assert_of_the_size_of_roundings(ours, theirs, exact)
 
 
 def test_strides_and_integers_of_either_size(backend: str) -> None:
@@ -463,10 +470,7 @@ def test_errors_with_a_bias_are_of_the_size_of_roundings(dtype: torch.dtype, bac
     ours = (out, *torch.autograd.grad(out, inputs, grad))
     exact = (truth, *torch.autograd.grad(truth, wide, grad.double()))
     theirs = (upstream, *torch.autograd.grad(upstream, inputs, grad))
-    for a, b, c in zip(ours, theirs, exact, strict=True):
-        assert a.dtype == dtype
-        error, own = ((x.double() - c).abs().max() for x in (a, b))
-        assert error <= 2 * own + 4 * torch.finfo(dtype).eps * c.abs().max()
+    assert_of_the_size_of_roundings(ours, theirs, exact)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "few", "many"])
