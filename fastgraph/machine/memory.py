@@ -23,9 +23,9 @@ from fastgraph.machine import native
 LARGE = 1 << 23
 """Bytes. Smaller results the C library mostly keeps by itself, so that their pages are there.
 
-Not always: with a bound of 1 MiB attention's backward pass on one graph of 8,192 nodes was 1.4
-times as fast. But where sizes change from call to call, as those of batches do, nothing is
-found here that the C library would have had, and results of 2 MiB took 2 to 4 times as long.
+Not always, and where results of 2 MiB have the same size at each call a lower bound was faster. But
+where sizes change, as those of batches do, nothing is found here that the C library would have had,
+and it was slower.
 """
 
 _OWNERS_ARE_COUNTED = getattr(sys, "_is_gil_enabled", lambda: True)()

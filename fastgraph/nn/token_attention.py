@@ -19,8 +19,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     """Attention of heads that stand side by side in the channels.
 
-    On the CPU by ``ops.dense_attention`` in float32 and float64, where it is faster; else by
-    torch's kernels.
+    On the CPU by ``ops.dense_attention`` in float32 and float64, which is faster on batches of
+    tokens (``benchmarks/dense_attention.py``); else by torch's kernels.
 
     Args:
         q: ``[M, tokens, channels]``, a multiple of ``heads``.
