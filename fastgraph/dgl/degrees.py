@@ -1,12 +1,13 @@
-"""In-degrees of all nodes, from the edges as they are grouped here.
+"""Degrees of all nodes, counted from the edges as they are.
 
-DGL makes a CSC to count them, which message passing that has a route would not need. ``GCN2Conv``,
-``ChebConv`` and others ask for them first.
+DGL makes a CSC to count in-degrees and a CSR to count out-degrees, which message passing that has a
+route would not need. ``APPNPConv``, ``GCN2Conv``, ``ChebConv`` and others ask for them first.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,22 +26,24 @@ from fastgraph.routing.switch import SWITCH
 
 
 def install(patches: Patches) -> None:
-    """Replace ``in_degrees`` of DGL's index objects."""
-    upstream = HeteroGraphIndex.in_degrees
+    """Replace ``in_degrees`` and ``out_degrees`` of DGL's index objects."""
+    for end, name in enumerate(("out_degrees", "in_degrees")):
+        patches.replace(HeteroGraphIndex, name, _counting(getattr(HeteroGraphIndex, name), end))
 
+
+def _counting(upstream: Callable[..., Tensor], end: int) -> Callable[..., Tensor]:
     @functools.wraps(upstream)
-    def in_degrees(self: Any, etype: int, v: Tensor) -> Tensor:
+    def degrees(self: Any, etype: int, v: Tensor) -> Tensor:
         if is_below(self, SUM.bound()):  # first of all, as such calls would notice
-            counted: Tensor = upstream(self, etype, v)
-            return counted
-        found = _in_degrees(self, v) if SWITCH.active else None
+            return upstream(self, etype, v)
+        found = _degrees(self, v, end) if SWITCH.active else None
         return upstream(self, etype, v) if found is None else found
 
-    patches.replace(HeteroGraphIndex, "in_degrees", in_degrees)
+    return degrees
 
 
-def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
-    """The in-degree of every node of ``v``; ``None`` where DGL is to count.
+def _degrees(gidx: Any, v: Tensor, end: int) -> Tensor | None:
+    """The degree of every node of ``v``; ``None`` where DGL is to count.
 
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
     which it needs one, as is a layer that has a route of its own, and where not all nodes are
@@ -60,6 +63,7 @@ def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     structure = structure_of(gidx)
     if not isinstance(structure, Ungrouped) or structure.device != v.device:
         return None
-    if not torch.equal(v, torch.arange(structure.num_dst, dtype=v.dtype)):
+    num_nodes = structure.num_dst if end else structure.num_src
+    if not torch.equal(v, torch.arange(num_nodes, dtype=v.dtype)):
         return None
-    return structure.degrees().to(v.dtype)
+    return structure.degrees(end).to(v.dtype)

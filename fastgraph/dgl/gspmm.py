@@ -37,7 +37,7 @@ from fastgraph.routing.sizes import TOO_SMALL
 # For fewer, DGL's loops over single numbers are as fast, or faster.
 _LEAST_OF_EDGES = 16
 _LEAST_OF_EDGES_IN_INFERENCE = 128  # DGL adds them up well, and is slow in its backward pass
-_LEAST_WEIGHTED = 4
+_LEAST_OF_LEARNED_WEIGHTS = 4
 
 _BOUNDS = {
     ("copy_lhs", "sum"): SUM,
@@ -80,8 +80,8 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         return NoOperator("features without channels have no operator")
     if of_edges and channels < _least_of_edges(reduce, x):
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
-    if op == "mul" and channels < _LEAST_WEIGHTED:
-        return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
+    if op == "mul" and channels < _LEAST_OF_LEARNED_WEIGHTS and _is_learned(rhs):
+        return NoOperator(f"{reduce} of {channels} channels by learned weights has no operator")
     if is_too_small(least, gidx, x, channels):
         return TOO_SMALL
     if op == "mul" and isinstance(rhs, Tensor) and not (rhs.dim() > 0 and _is_of_heads(rhs, x)):
@@ -106,6 +106,10 @@ def _least_of_edges(reduce: str, x: Tensor) -> int:
     if reduce == "sum" and not (x.requires_grad and torch.is_grad_enabled()):
         return _LEAST_OF_EDGES_IN_INFERENCE
     return _LEAST_OF_EDGES
+
+
+def _is_learned(weight: Any) -> bool:
+    return isinstance(weight, Tensor) and weight.requires_grad and torch.is_grad_enabled()
 
 
 def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Computation | Refusal:

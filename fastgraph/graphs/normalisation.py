@@ -68,13 +68,13 @@ def normalised_graph(
         if loop_weight:
             weight = _with_loop_weights(weight, index, num_nodes, loop_weight)
         order = graph.by_destination.edge_id
-        weight = weight if order is None else weight[order]
+        weight = weight if order is None else weight.index_select(0, order)
     graph = named_by_itself(graph.renumbered())
     rows = graph.grouped(transpose=transpose)
     if weight is None:
         degree = rows.ptr.diff().to(wide)
     else:  # in one order, unlike a scatter on a GPU
-        values = weight if rows.edge_id is None else weight[rows.edge_id]
+        values = weight if rows.edge_id is None else weight.index_select(0, rows.edge_id)
         degree = torch.segment_reduce(values, "sum", offsets=rows.ptr, initial=0, unsafe=True)
     scale = degree.pow_(-0.5)
     scale.masked_fill_(scale == torch.inf, 0)
@@ -85,7 +85,7 @@ def normalised_graph(
         normalised = products(graph, *ends, 1, "sum", False).squeeze(1)
     else:  # in this order: the product of two scales may be infinite where weights are tiny
         src, dst = graph.edge_list()
-        normalised = of_sources[src] * weight * scale[dst]
+        normalised = of_sources.index_select(0, src) * weight * scale.index_select(0, dst)
     return WeightedGraph(graph, normalised.to(dtype))
 
 

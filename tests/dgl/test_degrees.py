@@ -1,4 +1,4 @@
-"""In-degrees that DGL counts by a CSC, which message passing here needs none of."""
+"""Degrees that DGL counts by a CSC or a CSR, which message passing here needs none of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fastgraph
 from tests.dgl.graphs import ORDINARY, dgl, graph, of_case
@@ -18,19 +19,25 @@ def has_csc(g: Any) -> bool:
     return "csc" in g.formats()["created"]
 
 
+def both(g: Any) -> list[Tensor]:
+    return [g.in_degrees(), g.out_degrees()]
+
+
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("num_src", "num_dst", "edges"), [(30, 20, 90), (9, 40, 12), (3, 3, 0)])
 def test_they_are_those_of_dgl(num_src: int, num_dst: int, edges: int, idtype: torch.dtype) -> None:
     index = random_edges(num_src, num_dst, edges).to(idtype)
-    expected = graph(index, num_src, num_dst).in_degrees()
+    expected = both(graph(index, num_src, num_dst))
     g = graph(index, num_src, num_dst)
     with fastgraph.enabled(strict=True):
-        found = g.in_degrees()
-    assert not has_csc(g)
-    assert found.dtype == expected.dtype == idtype and torch.equal(found, expected)
-    found.zero_()  # is the caller's
+        found = both(g)
+    assert g.formats()["created"] == ["coo"]
+    assert all(degrees.dtype == idtype for degrees in found + expected)
+    assert all(map(torch.equal, found, expected))
+    for degrees in found:
+        degrees.zero_()  # is the caller's
     with fastgraph.enabled(strict=True):
-        assert torch.equal(g.in_degrees(), expected)
+        assert all(map(torch.equal, both(g), expected))
 
 
 def test_layers_that_ask_for_them_find_their_edges_grouped(
@@ -76,8 +83,9 @@ def test_of_several_relations() -> None:
     g = dgl.heterograph(edges)
     with fastgraph.enabled(strict=True):
         found = [g.in_degrees(etype=name) for name in "rs"]
-        single = g["s"].in_degrees()
+        single, out = g["s"].in_degrees(), g["s"].out_degrees()
     assert all(map(torch.equal, found, expected)) and torch.equal(single, expected[1])
+    assert out.tolist() == edges["a", "s", "a"][0].bincount(minlength=9).tolist()
 
 
 def test_attention_that_is_left_to_dgl_has_no_edges_grouped_twice(

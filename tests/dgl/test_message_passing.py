@@ -129,6 +129,22 @@ def test_weights_of_edges(
     assert_same(Op(f"u_{op}_e_{reduce}"), arguments(of_case(case), x, w), layer=GSPMM)
 
 
+class FixedWeights(nn.Module):
+    """Sums by weights that no gradient is asked for."""
+
+    def forward(self, g: Any, x: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = dgl.ops.u_mul_e_sum(g, x, weight.detach())
+        return out
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (3,), (1, 2)], ids=str)
+def test_few_channels_by_fixed_weights(case: Case, shape: tuple[int, ...]) -> None:
+    weight = torch.rand(case.num_edges, *[1] * len(shape)) + 0.5
+    x = torch.randn(case.num_src, *shape)
+    assert_same(FixedWeights(), arguments(of_case(case), x, weight), layer=GSPMM)
+
+
 HEADS = [(8,), (13,), (1, 9), (3, 11), (4, 16), (2, 3, 8)]
 
 

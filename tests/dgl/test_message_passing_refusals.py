@@ -48,9 +48,9 @@ REFUSALS: list[tuple[str, Callable[[Any], Any], str, str]] = [
     ),
     (
         GSPMM,
-        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3), torch.rand(150, 1)),
-        "sum of 3 weighted channels has no operator",
-        "few weighted channels",
+        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3), torch.rand(150, 1).requires_grad_()),
+        "sum of 3 channels by learned weights has no operator",
+        "learned weights of few channels",
     ),
     (GSPMM, lambda g: dgl.ops.u_add_e_sum(g, *features(30, 150)), "sum of add", "u_add_e sum"),
     (GSPMM, lambda g: dgl.ops.u_add_e_max(g, *features(30, 150)), "max of add", "u_add_e"),
