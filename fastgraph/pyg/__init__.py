@@ -35,6 +35,7 @@ def fastgraph_routes() -> list[Route]:
         _route("propagate", "propagate"),
         _route("gcn_norm", "gcn_norm"),
         _route("small layers", "small_layers"),
+        _route("products of PNAConv", "pna_conv"),
         _route("scripting", "scripting"),
         _route("scatter, segment and softmax", "groups"),
         _route("spmm", "spmm"),

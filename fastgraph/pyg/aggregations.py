@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +213,38 @@ def _of_several(aggregation: MultiAggregation, path: str) -> tuple[Reduction, ..
     return tuple(found)
 
 
+@dataclass
+class ScalingLater:
+    """An aggregation whose caller scales itself.
+
+    Attributes:
+        aggregation: the ``DegreeScalerAggregation``.
+        is_left: true once :func:`aggregated` has left its scaling to the caller.
+    """
+
+    aggregation: DegreeScalerAggregation
+    is_left: bool = False
+
+
+class _Thread(threading.local):
+    """The aggregation that a thread's caller scales."""
+
+    later: ScalingLater | None = None
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def scaling_later(aggregation: DegreeScalerAggregation) -> Iterator[ScalingLater]:
+    """Have :func:`aggregated` leave the scaling to the caller, who is told whether it did."""
+    before, _THREAD.later = _THREAD.later, ScalingLater(aggregation)
+    try:
+        yield _THREAD.later
+    finally:
+        _THREAD.later = before
+
+
 def aggregated(
     aggregation: Any,
     results: Mapping[Reduction, Tensor],
@@ -231,6 +265,10 @@ def aggregated(
     if kind is DegreeScalerAggregation:
         num_nodes = first.shape[node_dim]
         unscaled = aggregated(aggregation.aggr, results, index, node_dim, f"{path}.aggr")
+        later = _THREAD.later
+        if later is not None and later.aggregation is aggregation:
+            later.is_left = True
+            return unscaled
         return _scaled(aggregation, unscaled, index(), num_nodes, node_dim)
     if kind in _SPREADS:
         return _spread(kind, results, _variance(aggregation).semi_grad)

@@ -317,7 +317,7 @@ def _plan_call(
     if replaced_on(module, "propagate"):
         # PyG does this itself for decomposed layers and while explaining.
         _refuse(module, Refusal("propagate is replaced on the instance"))
-    upstream = _generated_propagate(module)
+    upstream = generated_propagate(module)
     if upstream is None:
         return functools.partial(_left, None, _own_propagate)
     planned = _planned(module, edge_index, (), arguments)
@@ -339,7 +339,7 @@ def plan_sum(module: MessagePassing, edge_index: Any, **arguments: Any) -> Aggre
 
     ``None`` if it asks for something else or would be left to upstream, which is not counted.
     """
-    if _generated_propagate(module) is None:
+    if generated_propagate(module) is None:
         return None
     planned = plan_propagate(module, edge_index, None, arguments)
     return None if isinstance(planned, Refusal) or planned.reduce != "sum" else planned
@@ -356,7 +356,7 @@ def aggregate_by(
     return planned.compute_by(operator), planned.is_owned
 
 
-def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None:
+def generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None:
     """The method that PyG generated, if a call of ``module.propagate`` would reach it."""
     cls = type(module)
     upstream: Callable[..., Tensor] | None = getattr(cls.propagate, "_fastgraph_upstream", None)
