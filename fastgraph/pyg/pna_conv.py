@@ -143,7 +143,7 @@ def _of_degrees(
     groups: DegreeGroups,
     posts: list[Any],
 ) -> list[Tensor]:
-    """What follows the aggregation in each tower."""
+    """The output of each tower, of its own features and their aggregations."""
     maps = [affine_map_of(post[0]) for post in posts]
     own = x.shape[-1]
     factors = partial(_factors, scaler, aggregated.dtype)
