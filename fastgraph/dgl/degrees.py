@@ -1,7 +1,8 @@
-"""Degrees of all nodes, counted from the edges as they are.
+"""Degrees of all nodes, from the edges as they are held here.
 
 DGL makes a CSC to count in-degrees and a CSR to count out-degrees, which message passing that has a
 route would not need. ``APPNPConv``, ``GCN2Conv``, ``ChebConv`` and others ask for them first.
+In-degrees come of grouping edges by destination, as what follows needs them.
 """
 
 from __future__ import annotations
@@ -27,27 +28,44 @@ from fastgraph.routing.switch import SWITCH
 
 def install(patches: Patches) -> None:
     """Replace ``in_degrees`` and ``out_degrees`` of DGL's index objects."""
-    for end, name in enumerate(("out_degrees", "in_degrees")):
-        patches.replace(HeteroGraphIndex, name, _counting(getattr(HeteroGraphIndex, name), end))
+    for name, count in (("in_degrees", _in_degrees), ("out_degrees", _out_degrees)):
+        patches.replace(HeteroGraphIndex, name, _counting(getattr(HeteroGraphIndex, name), count))
 
 
-def _counting(upstream: Callable[..., Tensor], end: int) -> Callable[..., Tensor]:
+def _counting(
+    upstream: Callable[..., Tensor], count: Callable[[Any, Tensor], Tensor | None]
+) -> Callable[..., Tensor]:
     @functools.wraps(upstream)
     def degrees(self: Any, etype: int, v: Tensor) -> Tensor:
         if is_below(self, SUM.bound()):  # first of all, as such calls would notice
             return upstream(self, etype, v)
-        found = _degrees(self, v, end) if SWITCH.active else None
+        found = count(self, v) if SWITCH.active else None
         return upstream(self, etype, v) if found is None else found
 
     return degrees
 
 
-def _degrees(gidx: Any, v: Tensor, end: int) -> Tensor | None:
-    """The degree of every node of ``v``; ``None`` where DGL is to count.
+def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
+    found = _structure(gidx, v)
+    return found.degrees().to(v.dtype) if found and _are_all(v, found.num_dst) else None
+
+
+def _out_degrees(gidx: Any, v: Tensor) -> Tensor | None:
+    found = _structure(gidx, v)
+    if found is None or not _are_all(v, found.num_src):
+        return None
+    return found.out_degrees.to(v.dtype, copy=True)  # the caller's own
+
+
+def _are_all(v: Tensor, num_nodes: int) -> bool:
+    return torch.equal(v, torch.arange(num_nodes, dtype=v.dtype))
+
+
+def _structure(gidx: Any, v: Tensor) -> Ungrouped | None:
+    """The edges of which degrees come; ``None`` where DGL is to count.
 
     That is where it has a CSC already, where sums over neighbourhoods would be left to it, for
-    which it needs one, as is a layer that has a route of its own, and where not all nodes are
-    meant.
+    which it needs one, as is a layer that has a route of its own.
     """
     if type(gidx) is not HeteroGraphIndex:
         return None
@@ -63,7 +81,4 @@ def _degrees(gidx: Any, v: Tensor, end: int) -> Tensor | None:
     structure = structure_of(gidx)
     if not isinstance(structure, Ungrouped) or structure.device != v.device:
         return None
-    num_nodes = structure.num_dst if end else structure.num_src
-    if not torch.equal(v, torch.arange(num_nodes, dtype=v.dtype)):
-        return None
-    return structure.degrees(end).to(v.dtype)
+    return structure

@@ -80,7 +80,7 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         return NoOperator("features without channels have no operator")
     if of_edges and channels < _least_of_edges(reduce, x):
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
-    if op == "mul" and channels < _LEAST_OF_LEARNED_WEIGHTS and _is_learned(rhs):
+    if op == "mul" and channels < _LEAST_OF_LEARNED_WEIGHTS and _has_gradient(rhs):
         return NoOperator(f"{reduce} of {channels} channels by learned weights has no operator")
     if is_too_small(least, gidx, x, channels):
         return TOO_SMALL
@@ -103,13 +103,13 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
 
 
 def _least_of_edges(reduce: str, x: Tensor) -> int:
-    if reduce == "sum" and not (x.requires_grad and torch.is_grad_enabled()):
+    if reduce == "sum" and not _has_gradient(x):
         return _LEAST_OF_EDGES_IN_INFERENCE
     return _LEAST_OF_EDGES
 
 
-def _is_learned(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and weight.requires_grad and torch.is_grad_enabled()
+def _has_gradient(features: Any) -> bool:
+    return isinstance(features, Tensor) and features.requires_grad and torch.is_grad_enabled()
 
 
 def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Computation | Refusal:

@@ -44,12 +44,10 @@ class _Weights:
 
 def _by_degree(graph: Graph, norm: str, wide: torch.dtype) -> Tensor:
     rows = graph.by_destination
-    scale = torch.bincount(rows.col, minlength=graph.num_src).to(wide)
-    scale = scale.reciprocal_() if norm == "left" else scale.rsqrt_()
-    weight = scale.index_select(0, rows.col)  # in a third of the time of an index in brackets
-    if norm == "both":
+    of_sources, of_destinations = _of_nodes(graph, norm, wide)
+    weight = of_sources.index_select(0, rows.col)  # faster than an index in brackets
+    if of_destinations is not None:
         degrees = rows.ptr.diff()
-        of_destinations = degrees.to(wide).rsqrt_()
         weight *= torch.repeat_interleave(of_destinations, degrees, output_size=len(weight))
     if rows.edge_id is None:
         return weight
@@ -69,17 +67,23 @@ def node_scales(relation: Grouped, norm: str, dtype: torch.dtype) -> tuple[Tenso
     return found.source, found.destination
 
 
+def _of_nodes(graph: Graph, norm: str, wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The factors of sources, and those of destinations where there are any, finite for all."""
+    rows = graph.by_destination
+    out_degree = torch.bincount(rows.col, minlength=graph.num_src).to(wide).clamp_(min=1)
+    if norm == "left":
+        return out_degree.reciprocal_(), None
+    return out_degree.rsqrt_(), rows.ptr.diff().to(wide).clamp_(min=1).rsqrt_()
+
+
 class _Scales:
     def __init__(self, graph: Graph, norm: str, dtype: torch.dtype) -> None:
-        rows, wide = graph.by_destination, accumulator(dtype)
         with normal_mode():  # what is remembered must serve training as well
-            out_degree = torch.bincount(rows.col, minlength=graph.num_src).to(wide).clamp_(min=1)
-            of_source = out_degree.reciprocal_() if norm == "left" else out_degree.rsqrt_()
-            self.source = of_source.to(dtype).unsqueeze(1)
+            source, destination = _of_nodes(graph, norm, accumulator(dtype))
+            self.source = source.to(dtype).unsqueeze(1)
             self.destination = None
-            if norm == "both":
-                in_degree = rows.ptr.diff().to(wide).clamp_(min=1)
-                self.destination = in_degree.rsqrt_().to(dtype).unsqueeze(1)
+            if destination is not None:
+                self.destination = destination.to(dtype).unsqueeze(1)
         self.nbytes = self.source.nbytes * (1 if self.destination is None else 2)
 
 

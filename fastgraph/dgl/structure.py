@@ -188,7 +188,6 @@ class Ungrouped(Structure):
         self.views = _VIEWS.given_out
         self._plain: Grouped | None = None
         self._numbered: Grouped | None = None
-        self._degrees: dict[int, Tensor] = {}
 
     @property
     def num_edges(self) -> int:
@@ -200,19 +199,14 @@ class Ungrouped(Structure):
         """The device of the edges."""
         return self._ends[0].device
 
-    def degrees(self, end: int = 1) -> Tensor:
-        """How many edges each node has at one end, int64 ``[num_dst]`` or ``[num_src]``.
+    @_once
+    def out_degrees(self) -> Tensor:
+        """The out-degree of each source, int64 ``[num_src]``.
 
-        They are counted without grouping edges, which takes several times as long.
-
-        Args:
-            end: 0 for sources, 1 for destinations.
+        Counted from the edges as they are: they may never be grouped by source.
         """
-        if end not in self._degrees:
-            size = self.num_dst if end else self.num_src
-            with normal_mode():  # what is kept must serve training as well
-                self._degrees[end] = torch.bincount(self._ends[end], minlength=size)
-        return self._degrees[end].clone()
+        with normal_mode():  # what is kept must serve training as well
+            return torch.bincount(self._ends[0], minlength=self.num_src)
 
     @_once
     def index(self) -> Tensor:
