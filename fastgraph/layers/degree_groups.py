@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.graphs.graph import Graph, beside, normal_mode
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import needs_torch_operations
 
@@ -47,6 +48,24 @@ class DegreeGroups(NamedTuple):
     sizes: list[int]
     others: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(part.nbytes for part in self if isinstance(part, Tensor))
+
+
+class _Kept:
+    def __init__(self, ptr: Tensor) -> None:
+        with normal_mode():  # what is remembered must serve training as well
+            self.groups = degree_groups(ptr)
+        self.nbytes = 0 if self.groups is None else self.groups.nbytes
+
+
+def groups_of(graph: Graph, *, transpose: bool) -> DegreeGroups | None:
+    """:func:`degree_groups` of a graph's destinations, or sources, made once for all layers."""
+    name = "degree groups", transpose
+    return beside(graph, name, lambda: _Kept(graph.grouped(transpose=transpose).ptr)).groups
+
 
 def degree_groups(ptr: Tensor) -> DegreeGroups | None:
     """The groups of nodes of a graph, ``None`` where too few nodes have frequent degrees to gain.
@@ -57,16 +76,17 @@ def degree_groups(ptr: Tensor) -> DegreeGroups | None:
     degrees = ptr.diff().long()
     counts = torch.bincount(degrees)
     frequent = (counts >= _LEAST_ROWS).nonzero().view(-1)
-    sizes = counts[frequent]
-    if 2 * int(sizes.sum()) < len(degrees) or len(degrees) == 0:
+    sizes = counts[frequent].tolist()
+    num_frequent = sum(sizes)
+    if 2 * num_frequent < len(degrees) or len(degrees) == 0:
         return None
     ranks = torch.full_like(counts, len(frequent))
     ranks[frequent] = torch.arange(len(frequent))
     order = ranks[degrees].sort(stable=True).indices
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))
-    others = degrees[order[int(sizes.sum()) :]]
-    return DegreeGroups(order, places, frequent, sizes.tolist(), others)
+    others = degrees[order[num_frequent:]]
+    return DegreeGroups(order, places, frequent, sizes, others)
 
 
 def scaled_products(

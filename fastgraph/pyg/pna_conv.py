@@ -18,7 +18,7 @@ from torch_geometric.nn.aggr import DegreeScalerAggregation
 from torch_geometric.nn.conv import MessagePassing, PNAConv
 
 from fastgraph.graphs.edges import OutOfRange, graph_of, unless_out_of_range
-from fastgraph.layers.degree_groups import DegreeGroups, degree_groups, scaled_products
+from fastgraph.layers.degree_groups import DegreeGroups, groups_of, scaled_products
 from fastgraph.layers.modules import KnownModules, affine_map_of
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.aggregations import scaling_later
@@ -81,7 +81,7 @@ def plan(
     graph = unless_out_of_range(graph_of, edge_index, None, *ends)
     if isinstance(graph, OutOfRange):
         return None  # which the aggregation tells
-    groups = degree_groups(graph.grouped(transpose=transpose).ptr)
+    groups = groups_of(graph, transpose=transpose)
     return None if groups is None else lambda: _forward(module, x, edge_index, edge_attr, groups)
 
 

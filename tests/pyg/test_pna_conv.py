@@ -96,6 +96,26 @@ def test_second_derivatives(multiplied: list[int]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-8)
 
 
+def test_a_graph_seen_first_in_inference_mode_is_grouped_once(
+    multiplied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(ptr: Tensor) -> Any:
+        made.append(len(ptr))
+        return degree_groups(ptr)
+
+    monkeypatch.setattr("fastgraph.layers.degree_groups.degree_groups", counted)
+    first, second, index = pna(), pna(train_norm=True), edges()
+    x = quantised(NODES, CHANNELS).requires_grad_()
+    with fastgraph.enabled(min_edges=0):
+        with torch.inference_mode():
+            first(x, index)
+        second(x, index).sum().backward()
+    assert made == [NODES + 1] and len(multiplied) == 2
+    assert x.grad is not None and x.grad.abs().sum() > 0
+
+
 def test_nodes_of_many_degrees_have_no_groups() -> None:
     ptr = torch.arange(1000).cumsum(0)
     assert degree_groups(ptr) is None
