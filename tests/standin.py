@@ -1,0 +1,158 @@
+"""A device for tests: the one that torch leaves free, on which host memory stands for a GPU's.
+
+Its operations are those of the CPU, on the same memory. But a tensor of it is on another device:
+what mixes it with tensors on the CPU is an error, as it is with a GPU, and what a GPU would have
+the host wait for is recorded. No C++ is compiled: memory changes its device by DLPack, and one
+function in Python takes all operations (``torch.library.Library.fallback``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _from_dlpack, _to_dlpack
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+DEVICE = "standin"
+
+_HOST, _DEVICE = 1, 12  # kDLCPU and kDLExtDev, as DLPack numbers them
+_ON_HOST = DispatchKeySet(DispatchKey.CPU)
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+WAITS: list[str] | None = None
+"""What has made the host wait for the device, while somebody records it."""
+
+_ASKS_FOR_VALUES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique_dim"),
+        *("_unique", "_unique2", "unique_consecutive", "bincount", "histc", "repeat_interleave"),
+    )
+)
+"""Operations whose result, or its shape, is of values that the device has."""
+
+_library: torch.library.Library | None = None
+
+
+class _Module(torch.utils.backend_registration._DummyBackendModule):
+    """``torch.standin``."""
+
+    @staticmethod
+    def set_device(device: object) -> None:
+        """There is one."""
+
+
+def install() -> None:
+    """Have torch know the device, once in a process."""
+    global _library
+    if _library is None:
+        _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
+        _library = torch.library.Library("_", "IMPL")
+        _library.fallback(_run, "PrivateUse1")
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """The operations within that make the host wait for the device, each with where it is from."""
+    global WAITS
+    found: list[str] = []
+    before, WAITS = WAITS, found
+    try:
+        yield found
+    finally:
+        WAITS = before
+
+
+def on_host(x: Tensor) -> Tensor:
+    """The same memory as a tensor on the CPU; nothing waits, as it is not what a program does."""
+    return _as(x, _HOST) if x.device.type == DEVICE else x
+
+
+def on_device(x: Tensor) -> Tensor:
+    """The same memory as a tensor on the device."""
+    return _as(x, _DEVICE)
+
+
+def _as(x: Tensor, kind: int) -> Tensor:
+    capsule = _to_dlpack(x.detach())
+    of_device = _pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
+    ctypes.c_int32.from_address(of_device).value = kind
+    return _from_dlpack(capsule)
+
+
+def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    name = op._schema.name
+    if name in ("aten::_copy_from", "aten::_copy_from_and_resize"):
+        return _copied(*args, **kwargs)
+    if name in _ASKS_FOR_VALUES:
+        _wait(name)
+    if _is_view(op):
+        return op.redispatch(_ON_HOST, *args, **kwargs)  # which leaves its device to a view
+    _check_one_device(op, args, kwargs)
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def lent(x: Any) -> Any:
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        if not isinstance(x, Tensor) or x.device.type != DEVICE:
+            return x
+        if id(x) not in pairs:  # what has no element may be given some
+            pairs[id(x)] = x, on_host(x) if x.numel() else torch.empty_like(x, device="cpu")
+        return pairs[id(x)][1]
+
+    found = op(*tree_map(lent, args), **tree_map(lent, kwargs))
+    for given, host in pairs.values():
+        if host.shape != given.shape:  # the result has another shape than the memory for it
+            _become(given, host)
+    owners = {id(host): given for given, host in pairs.values()}
+    return tree_map(
+        lambda x: owners.get(id(x), on_device(x)) if isinstance(x, Tensor) else x,
+        tuple(found) if isinstance(found, tuple) else found,
+    )
+
+
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    returned = [result.alias_info for result in op._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in returned)
+
+
+def _check_one_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+    """Refuse tensors on the CPU, but for a single number in an operation by elements."""
+    for x in tree_leaves((args, kwargs)):
+        if isinstance(x, Tensor) and x.device.type != DEVICE:
+            if x.dim() == 0 and torch.Tag.pointwise in op.tags:
+                continue
+            raise RuntimeError(
+                f"{op}: expected all tensors to be on the same device, got one of shape "
+                f"{list(x.shape)} on {x.device} and others on {DEVICE}"
+            )
+
+
+def _copied(x: Tensor, into: Tensor, non_blocking: bool = False) -> Tensor:
+    if x.device != into.device and not non_blocking:
+        _wait(f"copy of {list(x.shape)} from {x.device} to {into.device}")
+    target = on_host(into)
+    target.copy_(on_host(x))
+    return into
+
+
+def _become(given: Tensor, host: Tensor) -> None:
+    storage = on_device(host.contiguous()).untyped_storage()
+    set_ = torch.ops.aten.set_.source_Storage_storage_offset
+    set_.redispatch(_ON_HOST, given, storage, 0, host.shape, host.contiguous().stride())
+
+
+def _wait(what: str) -> None:
+    if WAITS is not None:
+        frames = [f for f in traceback.extract_stack() if "/fastgraph/" in f.filename]
+        line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "elsewhere"
+        WAITS.append(f"{what} at {line}")
