@@ -71,9 +71,9 @@ def joined_statistics(stats: Tensor) -> tuple[Tensor, Tensor]:
     is_empty = total == 0
     inverse = torch.where(is_empty, 0, 1 / torch.where(is_empty, 1, total))
     is_lost = is_without_share(stats).any(0) & is_empty
-    lost = stats.new_tensor([-torch.inf, torch.inf])
-    joined = torch.stack([origin, inverse], dim=-1)
-    return sums * inverse, torch.where(is_lost.unsqueeze(-1), lost, joined)
+    # By numbers: a tensor of both would be copied to a device, for which the host waits.
+    lost = origin.masked_fill(is_lost, -torch.inf), inverse.masked_fill(is_lost, torch.inf)
+    return sums * inverse, torch.stack(lost, dim=-1)
 
 
 def with_shares(shares: Tensor, stats: Tensor, parts: Tensor) -> Tensor:
