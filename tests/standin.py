@@ -29,7 +29,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 WAITS: list[str] | None = None
-"""What has made the host wait for the device, while somebody records it."""
+"""The operations that had the host wait for the device, while somebody records them."""
 
 _ASKS_FOR_VALUES = frozenset(
     f"aten::{name}"
@@ -50,9 +50,24 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
     def set_device(device: object) -> None:
         """There is one."""
 
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        """Those of autocast."""
+        return [torch.bfloat16, torch.float16]
+
+    @staticmethod
+    def get_rng_state(device: object = None) -> Tensor:
+        """That of the host, of which its operations draw."""
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: Tensor, device: object = None) -> None:
+        """See :meth:`get_rng_state`."""
+        torch.set_rng_state(state)
+
 
 def install() -> None:
-    """Have torch know the device, once in a process."""
+    """Have torch know the device, once in a process, before its first backward pass."""
     global _library
     if _library is None:
         _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
@@ -93,7 +108,7 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     name = op._schema.name
     if name in ("aten::_copy_from", "aten::_copy_from_and_resize"):
         return _copied(*args, **kwargs)
-    if name in _ASKS_FOR_VALUES:
+    if name in _ASKS_FOR_VALUES and kwargs.get("output_size") is None:
         _wait(name)
     if _is_view(op):
         return op.redispatch(_ON_HOST, *args, **kwargs)  # which leaves its device to a view
@@ -109,6 +124,7 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
             pairs[id(x)] = x, on_host(x) if x.numel() else torch.empty_like(x, device="cpu")
         return pairs[id(x)][1]
 
+    args = [_tensor_of(x, a) for x, a in zip(args, op._schema.arguments, strict=False)]
     found = op(*tree_map(lent, args), **tree_map(lent, kwargs))
     for given, host in pairs.values():
         if host.shape != given.shape:  # the result has another shape than the memory for it
@@ -118,6 +134,12 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         lambda x: owners.get(id(x), on_device(x)) if isinstance(x, Tensor) else x,
         tuple(found) if isinstance(found, tuple) else found,
     )
+
+
+def _tensor_of(x: Any, argument: torch.Argument) -> Any:
+    """A number that stands for a tensor: torch hands it to Python as a number."""
+    is_number = isinstance(x, (int, float)) and str(argument.type) == "Tensor"
+    return torch.tensor(x) if is_number else x
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:

@@ -45,7 +45,7 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
 
 
 def _tried() -> dict[str, str]:
-    """What each function came to, by a word."""
+    """The outcome of each function, by a word."""
     standin.install()
     found = {}
     for name, function in {**MIXED, **APART, **WAITING}.items():

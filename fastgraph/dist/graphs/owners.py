@@ -12,6 +12,7 @@ from fastgraph.dist.operators.modes import BY_NAME, HALO
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.memo import on_host
 
 
 def agreed_parts(
@@ -42,7 +43,7 @@ def agreed_parts(
             (ValueError, ModuleNotFoundError, RuntimeError),
         )
     _check_parts(parts, sum(sizes))
-    return parts
+    return on_host(parts)
 
 
 def _check_parts(parts: Tensor, n: int) -> None:

@@ -14,9 +14,11 @@ from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
 from fastgraph.dist.graphs.protocols import EdgeStore, PygGraph, PygStore, TypeOfNodes
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from fastgraph.dist.tensor.layout import Layout, know, known, layout_of
+from fastgraph.dist.tensor.memo import on_host
 from fastgraph.dist.tensor.sharded import ShardedTensor, taken
 
 if TYPE_CHECKING:
@@ -108,17 +110,28 @@ def check_is_graph(data: object) -> None:
 
 
 def check_can_be_sharded(data: PygGraph) -> None:
-    """The tensors of a graph are on the CPU, and not sharded.
+    """The tensors of a graph are on the CPU or the device of this rank, and not sharded.
 
     Raises:
         ValueError: one is not.
     """
     for store in data.stores:
         for key, value in store.items():
-            if isinstance(value, Tensor) and value.device.type != "cpu":
-                raise ValueError(f"{key} must be on the CPU to be sharded, got {value.device}")
+            if isinstance(value, Tensor):
+                check_device(key, value.device)
             if isinstance(value, ShardedTensor):
                 raise ValueError(f"{key} is sharded already")
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """A tensor of a graph is on the CPU, or on the device of this rank.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if device not in (HOST, WORLD.device):
+        allowed = "the CPU" if WORLD.device == HOST else f"the CPU or {WORLD.device}"
+        raise ValueError(f"{name} must be on {allowed} to be sharded, got {device}")
 
 
 def num_nodes(data: PygGraph) -> list[int]:
@@ -144,7 +157,7 @@ def joint_edges(data: PygGraph, sizes: list[int]) -> Tensor:
         index = _ends(edges)
         if index is not None:
             source, _, target = edges._key or (None, None, None)
-            found.append(index + torch.tensor([[starts[source]], [starts[target]]]))
+            found.append(on_host(index) + torch.tensor([[starts[source]], [starts[target]]]))
     return torch.cat(found, 1)
 
 
@@ -174,7 +187,8 @@ def _sharded(
         index = store.get("edge_index")
         if type(index) is Tensor:
             source, _, target = store._key or (None, None, None)
-            ends = owners[source][index[0]], owners[target][index[1]]
+            pair = on_host(index)
+            ends = owners[source][pair[0]], owners[target][pair[1]]
             rows = layout_of(owner_of_edges(*ends, mode, mesh))
             if known(rows.n) is None:
                 know(rows)

@@ -24,6 +24,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.tensor.exchange import plan
 from fastgraph.dist.tensor.hooks import PATCHES
 from fastgraph.dist.tensor.layout import Layout, known
+from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
 
 _PYG = "torch_geometric"
@@ -93,7 +94,8 @@ def _groups(index: object, num_groups: int | None, rows: Layout) -> _Groups | No
         if found.remote:
             return None
         of_rank = torch.bincount(found.place, minlength=1).amax()
-        return _Groups(layout, found.place, int(transport.table_of(of_rank.view(1)).amax()))
+        place = on(found.place, index.local.device)
+        return _Groups(layout, place, int(transport.table_of(of_rank.view(1)).amax()))
 
     return index.cached(("groups", layout), make)
 
@@ -127,7 +129,8 @@ def _dropout_edge(upstream: Callable[..., Pair]) -> Callable[..., Pair]:
         if not is_drawn or not is_sharded(edge_index) or edge_index.axis != 1:
             return upstream(edge_index, p, force_undirected, training)
         source, target = edge_index
-        kept = placed(torch.rand(source.size(0)) >= p, edge_index.rows, 0) & (source <= target)
+        drawn = torch.rand(source.size(0), device=edge_index.device)
+        kept = placed(drawn >= p, edge_index.rows, 0) & (source <= target)
         edges = edge_index[:, kept]
         both = torch.cat([edges, edges.flip(0)], dim=1)
         positions = kept.nonzero()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fastgraph.dist.operators.rank_graph import RankGraph
+from fastgraph.dist.operators.rank_graph import RankGraph, part_of
 from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
@@ -113,7 +113,7 @@ def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
         return None
     features = call.inputs[0]
     shape = [graph.edges.n, features.shape[1]]
-    return dropout_factor(shape, {0: graph.edges.position}, call.dropout, features.dtype)
+    return dropout_factor(shape, {0: graph.edges.position}, call.dropout, part_of(features))
 
 
 def local_attention(

@@ -159,12 +159,13 @@ def of_graphs(
     local = [query.local, key.local, aligned(value, rows, 0)]
     layouts = [targets, rows, rows]
     sent = to_heads(local, layouts, heads)
-    in_order = [x.index_select(0, layout.order) for x, layout in zip(sent, layouts, strict=True)]
+    pairs = zip(sent, layouts, strict=True)
+    in_order = [x.index_select(0, layout.order_on(x.device)) for x, layout in pairs]
     COUNTS.attention["heads (dense)"] += 1
     if bias is not None:
-        bias = enter(bias).index_select(1, heads.position)
+        bias = enter(bias).index_select(1, heads.position_on(bias.device))
     found = DENSE_ATTENTION(*in_order, bias, ptr, key_ptr, pair_type, seed, scale, dropout)
-    of_ranks = inverse(targets.order)
+    of_ranks = _place_of(targets, query.local.device)
     out, stats = (to_rows([x.index_select(0, of_ranks)], [targets], heads)[0] for x in found)
     return ShardedTensor(out, targets, 0), ShardedTensor(stats, targets, 0)
 
@@ -172,6 +173,11 @@ def of_graphs(
 def _check_heads(num_heads: int) -> None:
     if num_heads < 2 and WORLD.size > 1:
         raise NoRuleError  # one rank would do all of it
+
+
+def _place_of(rows: Layout, device: torch.device) -> Tensor:
+    """The global position of each row in the order of ranks, on a device."""
+    return inverse(rows.order_on(device))
 
 
 def _attend(
@@ -212,8 +218,9 @@ def _mask(padding: Tensor, rows: Layout, dtype: torch.dtype) -> Tensor | None:
     if not bool(padding.any()):
         return None
     if padding.dtype == torch.bool:
-        padding = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)
-    return padding.index_select(1, inverse(rows.order))[:, None, None, :]
+        zeros = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
+        padding = zeros.masked_fill_(padding, -torch.inf)
+    return padding.index_select(1, _place_of(rows, padding.device))[:, None, None, :]
 
 
 def _with_dropout(
@@ -235,5 +242,6 @@ def _with_dropout(
     scores = (query * factor) @ key.transpose(-2, -1)
     weights = (scores if mask is None else scores + mask).softmax(-1)
     shape = [query.shape[0], heads.n, targets.n, rows.n]
-    at = {1: heads.position, 2: inverse(targets.order), 3: inverse(rows.order)}
-    return weights * dropout_factor(shape, at, dropout, weights.dtype) @ value
+    of_rows = [_place_of(layout, weights.device) for layout in (targets, rows)]
+    at = {1: heads.position, 2: of_rows[0], 3: of_rows[1]}
+    return weights * dropout_factor(shape, at, dropout, weights) @ value

@@ -14,7 +14,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout, layout_of
-from fastgraph.dist.tensor.memo import Recent, Value, cached
+from fastgraph.dist.tensor.memo import Recent, Value, cached, on_host
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges, named
@@ -24,7 +24,7 @@ _OUTSIDE = "edge_index points outside the nodes, on this rank or on another one"
 
 
 class Ends(NamedTuple):
-    """Edges by the global numbers of their nodes.
+    """Edges by the global numbers of their nodes, on the host.
 
     Attributes:
         pair: int64 ``[2, edges]``, sources and destinations.
@@ -154,7 +154,7 @@ def placed_edges(
     Raises:
         IndexError: on all ranks, if an edge is outside the nodes.
     """
-    pair = (local.flip(0) if transpose else local).long()
+    pair = on_host(local.flip(0) if transpose else local).long()
     outside = bool(((pair < 0) | (pair >= torch.tensor(sizes)[:, None])).any())
     if rows is None:
         if outside:

@@ -16,6 +16,7 @@ from fastgraph.dist.operators.halo.graph import Neighbourhoods, neighbourhoods
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout, usual
+from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.sharded import ShardedTensor, as_sharded, enter
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.edge_programs.owners import ByType
@@ -95,16 +96,18 @@ def _typed_edges(
     graph: Neighbourhoods, types: Tensor, num_types: int, places: frozenset[ByType]
 ) -> TypedEdges:
     local = _types_of(graph, types, num_types)
-    sources = torch.cat([graph.sources.position, graph.plan.halo])
+    device = graph.index.device
+    sources = torch.cat([graph.sources.position, graph.plan.halo]).to(device)
+    destinations = graph.destinations.position_on(device)
     ends = {
         "gathered by type": (graph.index[0].long(), sources),
-        "row by type": (graph.index[1].long(), graph.destinations.position),
+        "row by type": (graph.index[1].long(), destinations),
     }
     pairs = {by: _pairs(graph, *ends[by], local, num_types) for by in sorted(places)}
     if "gathered by type" not in pairs:
         return TypedEdges(None, pairs)
     number = as_sharded(pairs["gathered by type"].of_edge).local
-    row = graph.destinations.position[graph.index[1].long()]
+    row = destinations[graph.index[1].long()]
     return TypedEdges(ShardedTensor(torch.stack([number, row]), graph.edges, 1), pairs)
 
 
@@ -130,7 +133,7 @@ def _pairs(
     return Pairs(
         ShardedTensor(position[found.nodes], rows, 0),
         found.counts,
-        ShardedTensor(key[found.of_edge], graph.edges, 0),
+        ShardedTensor(on(key, types.device)[found.of_edge], graph.edges, 0),
     )
 
 
@@ -145,7 +148,7 @@ def _products(x: Tensor, matrices: Tensor, pairs: Pairs) -> Tensor:
     if isinstance(matrices, ShardedTensor):
         raise NoRuleError
     rows = as_sharded(x.index_select(0, pairs.nodes))
-    number = torch.arange(rows.local.shape[0])
+    number = torch.arange(rows.local.shape[0], device=rows.local.device)
     local = product_by_type(rows.local, enter(matrices), pairs._replace(nodes=number))
     return ShardedTensor(local, rows.rows, 0)
 

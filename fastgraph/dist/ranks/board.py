@@ -38,10 +38,12 @@ class Asked(NamedTuple):
     Attributes:
         number: how many it had asked for before.
         what: its kind, shape and dtype, which all ranks have alike.
+        is_of_host: whether this process waits for its end; for that of others its device does.
     """
 
     number: int
     what: str
+    is_of_host: bool = True
 
 
 class Board:

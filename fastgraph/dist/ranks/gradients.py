@@ -57,8 +57,8 @@ class _Pass:
 
     def finish(self) -> None:
         """Sum all of them over ranks, and let autograd do with them what it would have done."""
-        for dtype in dict.fromkeys(grad.dtype for _, grad in self._waiting):
-            waiting = [pair for pair in self._waiting if pair[1].dtype == dtype]
+        for kind in dict.fromkeys((grad.dtype, grad.device) for _, grad in self._waiting):
+            waiting = [pair for pair in self._waiting if (pair[1].dtype, pair[1].device) == kind]
             for bundle in bundles([grad.nbytes for _, grad in waiting]):
                 _sum(waiting[bundle])
 

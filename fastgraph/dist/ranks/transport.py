@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from fastgraph.dist.ranks.board import BOARD, Asked
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.phases import RECORDER
 from fastgraph.dist.ranks.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
@@ -72,7 +73,8 @@ def all_reduce(x: Tensor) -> Tensor:
     out = out.contiguous()
     if WORLD.size > 1:
         sent = out.nbytes * 2 * (WORLD.size - 1) // WORLD.size
-        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out, async_op=True))
+        reduce = lambda: dist.all_reduce(out, async_op=True)  # noqa: E731
+        _issue("all_reduce", x.shape, x.dtype, sent, reduce, device=x.device)
     return out
 
 
@@ -100,7 +102,7 @@ def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
     sent = parts[1:].nbytes
     given, taken = as_bytes(parts), as_bytes(received)
     exchange = lambda: dist.all_to_all_single(taken, given, async_op=True)  # noqa: E731
-    _issue("all_reduce", shape, parts.dtype, sent, exchange)
+    _issue("all_reduce", shape, parts.dtype, sent, exchange, device=parts.device)
     total = received[0] + received[1]
     for part in received[2:]:
         total += part
@@ -137,6 +139,7 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
             x.dtype,
             sent,
             lambda: _gather_parts(taken, given, async_op=True),
+            device=x.device,
         )
     starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
     return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
@@ -200,7 +203,7 @@ class Exchange:
             )
 
         sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
-        self._asked = _issue("all_to_all", x.shape[1:], x.dtype, sent, collective)
+        self._asked = _issue("all_to_all", x.shape[1:], x.dtype, sent, collective, device=x.device)
         self._recorded = RECORDER.collectives
         if self._recorded is not None:
             self._position = len(self._recorded) - 1
@@ -222,7 +225,7 @@ class Exchange:
 def table_of(row: Tensor) -> Tensor:
     """The rows of all ranks, ``[ranks, len(row)]``; for what ranks check, and not counted."""
     found = row.new_empty(WORLD.size * len(row))
-    asked = _ask("all_gather", row.shape, row.dtype)
+    asked = _ask("all_gather", row.shape, row.dtype, row.device)
     _finish(lambda: _gather_parts(found, row, async_op=True), asked)
     return found.view(WORLD.size, -1)
 
@@ -241,7 +244,9 @@ def agree(value: bool) -> bool:
 def barrier() -> None:
     """Wait for all ranks."""
     if WORLD.size > 1:
-        _issue("barrier", (), None, 0, lambda: dist.barrier(async_op=True))
+        # That of torch may be one of devices, for which no host waits.
+        meet = lambda: dist.all_reduce(torch.zeros(1), async_op=True)  # noqa: E731
+        _issue("barrier", (), None, 0, meet)
 
 
 def broadcast(value: Value) -> Value:
@@ -304,8 +309,13 @@ def _issue(
     dtype: torch.dtype | None,
     sent: int,
     *steps: Step,
+    device: torch.device = HOST,
 ) -> Asked:
-    """Begin each step of a collective and wait for it, if it gives what can be waited for."""
+    """Begin each step of a collective and wait for it, if it gives what can be waited for.
+
+    Raises:
+        NotImplementedError: the times of a collective are wanted for which no host waits.
+    """
     if WORLD.is_alone:
         raise RanksDivergedError(
             f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
@@ -319,31 +329,42 @@ def _issue(
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     started = time.perf_counter()
-    asked = _ask(kind, shape, dtype)
+    asked = _ask(kind, shape, dtype, device)
     if WORLD.check:
         _compare(f"{asked.what} at {line_of_program()}")
     for step in steps:
         _finish(step, asked)
     if RECORDER.collectives is not None:
+        if not asked.is_of_host:
+            raise NotImplementedError(
+                f"the times of {asked.what} are those of {device}, and are not measured yet: "
+                "fastgraph.dist.measured, rebalance and --weights auto are for CPUs"
+            )
         RECORDER.collectives.append((sent, time.perf_counter() - started))
     return asked
 
 
-def _ask(kind: str, shape: Sequence[int], dtype: torch.dtype | None) -> Asked:
+def _ask(
+    kind: str, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device = HOST
+) -> Asked:
     """Count a collective, of which all ranks ask for the same."""
-    asked = Asked(BOARD.number, f"{kind} of {list(shape)} {dtype}")
+    is_of_host = device == HOST or WORLD.through == "gloo"
+    asked = Asked(BOARD.number, f"{kind} of {list(shape)} {dtype}", is_of_host)
     BOARD.number += 1
     BOARD.digest = zlib.crc32(asked.what.encode(), BOARD.digest)
     return asked
 
 
 def _wait(work: dist.Work, asked: Asked) -> None:
-    """Wait for a collective that was begun.
+    """Wait for a collective that was begun, or have the device wait, which has an order of its own.
 
     Raises:
         RanksDivergedError: from the board, which is looked at now and then.
         CollectiveError: from the board, or the collective did not end, as after a time-out.
     """
+    if not asked.is_of_host:
+        work.wait()
+        return
     while True:
         was_completed = work.is_completed()
         try:

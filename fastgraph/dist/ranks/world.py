@@ -16,6 +16,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from fastgraph.dist.ranks.own_device import HOST, OwnDevice, own_device, through
 from fastgraph.upstream import PACKAGES
 
 RANDOM_MODES = ("rows", "exact")
@@ -46,6 +47,8 @@ class World:
         is_alone: True while ranks work one by one, see :func:`alone`.
         is_forked: whether this process is a fork of a rank, as workers of data loaders are, and
             takes no part in collectives.
+        device: on which sharded tensors may be, besides the CPU.
+        through: the library by which ranks send what is on it.
     """
 
     rank: int = 0
@@ -55,6 +58,8 @@ class World:
     is_ready: bool = False
     is_alone: bool = False
     is_forked: bool = False
+    device: torch.device = HOST
+    through: str = "gloo"
 
 
 WORLD = World()
@@ -85,7 +90,7 @@ def alone() -> Iterator[None]:
 
 def init(
     *,
-    backend: str = "gloo",
+    backend: str = "auto",
     timeout: timedelta = DEFAULT_TIMEOUT,
     random: str = "rows",
     check: bool = False,
@@ -96,8 +101,11 @@ def init(
     that sets no seed would otherwise be another one on each.
 
     Args:
-        backend: of ``torch.distributed``, unless a process group exists already. Only tensors on
-            the CPU can be sharded so far.
+        backend: of ``torch.distributed``, unless a process group exists already. ``"auto"``: gloo
+            on the host, and for a GPU, which is that of ``LOCAL_RANK``, NCCL beside it
+            (``"cpu:gloo,cuda:nccl"``). Where ranks share a GPU or torch has no NCCL, rows on GPUs
+            go through the host by gloo, and a notice says so. ``"gloo"``: sharded tensors stay on
+            the CPU.
         timeout: for a collective, after which the rank raises :class:`CollectiveError`.
         random: ``"rows"``: each row of a sharded tensor gets its random numbers from a seed that
             all ranks share and the row's global position, so that they do not depend on the number
@@ -111,13 +119,24 @@ def init(
 
     Raises:
         ValueError: an unknown ``random``.
+        RanksDivergedError: this rank and rank 0 have other kinds of devices, or send what is on
+            them by other libraries.
     """
     if random not in RANDOM_MODES:
         raise ValueError(f"random must be one of {list(RANDOM_MODES)}, got {random!r}")
+    own = OwnDevice(HOST) if backend == "gloo" else own_device()
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        join(backend, timeout=timeout)
+        if own.notice and os.environ.get("LOCAL_RANK") == "0":
+            print(f"fastgraph.dist: {own.notice}", file=sys.stderr)
+        join(own.backend if backend == "auto" else backend, timeout=timeout)
+    WORLD.device, WORLD.through = own.device, own.through
     if dist.is_initialized():
         WORLD.rank, WORLD.size = dist.get_rank(), dist.get_world_size()
+        WORLD.through = through(own.device)
+        if not WORLD.through:  # a group that others have made, for the CPU alone
+            WORLD.device, WORLD.through = HOST, "gloo"
+    if WORLD.device != HOST:
+        torch.get_device_module(WORLD.device).set_device(WORLD.device)
     WORLD.random, WORLD.check, WORLD.is_ready = random, check, True
     WORLD.is_forked = False
     if WORLD.size > 1:
@@ -159,9 +178,15 @@ def share_random_states() -> None:
         return
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
-    states = [(torch.get_rng_state(), random.getstate(), of_numpy)]
-    dist.broadcast_object_list(states, 0)
-    of_torch, of_random, of_numpy = states[0]
+    own = f"{WORLD.device.type} by {WORLD.through}"
+    states = [(own, torch.get_rng_state(), random.getstate(), of_numpy)]
+    dist.broadcast_object_list(states, 0, device=HOST)
+    of_first, of_torch, of_random, of_numpy = states[0]
+    if own != of_first:
+        raise RanksDivergedError(
+            f"rank {WORLD.rank} would compute on {own}, and rank 0 on {of_first}: give all ranks "
+            "devices of one kind, one each, or pass backend='gloo' and stay on the CPU"
+        )
     torch.set_rng_state(of_torch)
     random.setstate(of_random)
     if numpy is not None and of_numpy is not None:

@@ -182,7 +182,6 @@ def main(words: Sequence[str] | None = None) -> None:
     hashing.start_again_with_common_hashes()
     _say_how_to_restart()
     faulthandler.enable()  # gloo ends the process where ranks have sent each other other sizes
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     timeout = timedelta(seconds=options.timeout)
     world.init(timeout=timeout, random=options.random, check=options.check)
     hashing.check_common_hashes()

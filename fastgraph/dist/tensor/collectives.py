@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.dist.ranks import gradients, transport
+from fastgraph.dist.tensor.memo import on
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import Context, needs_torch_operations
 
@@ -94,7 +95,7 @@ class _Gather(Function):
         ctx.rows, ctx.axis = rows, axis
         parts = transport.all_gather(x.movedim(axis, 0), rows.counts)
         # Never a view, which autograd would not let anyone write to.
-        found = parts.index_select(0, rows.order)
+        found = parts.index_select(0, rows.order_on(x.device))
         return found if axis == 0 else found.movedim(0, axis).clone(memory_format=_CONTIGUOUS)
 
     @staticmethod
@@ -106,7 +107,7 @@ class _Split(Function):
     @staticmethod
     def forward(ctx: _OfLayout, x: Tensor, rows: Layout, axis: int) -> Tensor:
         ctx.rows, ctx.axis = rows, axis
-        return x.index_select(axis, rows.position)
+        return x.index_select(axis, rows.position_on(x.device))
 
     @staticmethod
     def backward(ctx: _OfLayout, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -117,7 +118,8 @@ class _Halo(Function):
     @staticmethod
     def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
-        return transport.all_to_all(x.index_select(0, plan.given), plan.sends, plan.receives)
+        given = x.index_select(0, on(plan.given, x.device))
+        return transport.all_to_all(given, plan.sends, plan.receives)
 
     @staticmethod
     def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
@@ -129,7 +131,8 @@ class _HaloSum(Function):
     def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
         returned = transport.all_to_all(x, plan.receives, plan.sends)
-        return x.new_zeros((plan.mine, *x.shape[1:])).index_add_(0, plan.given, returned)
+        zeros = x.new_zeros((plan.mine, *x.shape[1:]))
+        return zeros.index_add_(0, on(plan.given, x.device), returned)
 
     @staticmethod
     def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
@@ -164,7 +167,7 @@ class _WithHalo(Function):
         ctx.plan = plan
         out = new_rows(x, (plan.mine + sum(plan.receives), *x.shape[1:]))
         out[: plan.mine] = x
-        given = x.index_select(0, plan.given)
+        given = x.index_select(0, on(plan.given, x.device))
         transport.all_to_all(given, plan.sends, plan.receives, into=out[plan.mine :])
         return out
 
@@ -175,7 +178,7 @@ class _WithHalo(Function):
             return grad[: plan.mine] + halo_sum(grad[plan.mine :], plan), None
         own, others = grad[: plan.mine], grad[plan.mine :]
         returned = transport.all_to_all(others, plan.receives, plan.sends)
-        return own.index_add_(0, plan.given, returned), None
+        return own.index_add_(0, on(plan.given, grad.device), returned), None
 
 
 def enter(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from fastgraph.dist.ranks.world import (
     frame_of_program,
     line_of_program,
 )
-from fastgraph.dist.tensor.memo import flat
+from fastgraph.dist.tensor.memo import flat, on_host
 from fastgraph.machine import native
 
 _STEPS = 2
@@ -161,6 +161,7 @@ class Digests:
                     self._compare(x, name)
 
     def _compare(self, x: Tensor, name: Callable[[], str]) -> None:
+        x = on_host(x)
         (is_same,) = self._are_same([_digest(x)])
         if is_same or (x.is_floating_point() and transport.agree(_is_rounded(x))):
             return
@@ -229,6 +230,7 @@ def _digest(x: Tensor) -> int:
     kind = zlib.crc32(repr((list(x.shape), x.dtype, x.layout)).encode())
     if x.layout != torch.strided:
         return kind
+    x = on_host(x)
     if native.is_available():
         content = native.library().checksum(flat(x))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -10,11 +12,13 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import halo
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import cached
+from fastgraph.dist.tensor.memo import cached, on, on_host
 
 
 class Plan:
     """How to get the rows at some global positions: a local row, or one that another rank sends.
+
+    It is made on the host, and so are its tensors (see :func:`fastgraph.dist.tensor.memo.on`).
 
     Attributes:
         place: int64, of the shape of the index: each row's place among the local rows followed by
@@ -28,7 +32,7 @@ class Plan:
     """
 
     def __init__(self, index: Tensor, rows: Layout) -> None:
-        index, outside = _wrapped(index.long(), rows.n)
+        index, outside = _wrapped(on_host(index).long(), rows.n)
         owner, place = rows.held(index)
         far = owner != WORLD.rank
         wanted, which = torch.unique(owner[far] * rows.n + index[far], return_inverse=True)
@@ -50,6 +54,11 @@ class Plan:
         if self.remote:
             self.given = transport.all_to_all(rows.held(self.halo).row, self.receives, self.sends)
         COUNTS.plans += 1
+
+    @cached_property
+    def joined(self) -> Tensor:
+        """int64 ``[mine + sum(sends)]``: the local rows, then those of :attr:`given`."""
+        return torch.cat([torch.arange(self.mine), self.given])
 
 
 def _wrapped(index: Tensor, n: int) -> tuple[Tensor, int]:
@@ -76,4 +85,4 @@ def take(x: Tensor, axis: int, index: Tensor, rows: Layout) -> Tensor:
     found = plan(index, rows)
     x = x.movedim(axis, 0)
     extended = torch.cat([x, halo(x, found)]) if found.remote else x
-    return extended.index_select(0, found.place).movedim(0, axis)
+    return extended.index_select(0, on(found.place, x.device)).movedim(0, axis)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.memo import Recent, made
+from fastgraph.dist.tensor.memo import Recent, made, on, on_host
 
 
 class Held(NamedTuple):
@@ -31,7 +32,7 @@ class Held(NamedTuple):
 
 
 class Layout:
-    """The owner of each position of a dimension of global length ``n``.
+    """The owner of each position of a dimension of global length ``n``; its tensors are the host's.
 
     Each local row has a key; keys differ between rows and ranks, and grow with local rows. The
     global order of rows is that of their keys. So a selection of rows, whose keys are those of the
@@ -94,7 +95,15 @@ class Layout:
     @property
     def order(self) -> Tensor:
         """int64 ``[n]``: for each global position, where its row is when parts are put together."""
-        return self._order.long()
+        return self.order_on(HOST)
+
+    def order_on(self, device: torch.device) -> Tensor:
+        """:attr:`order`, on a device."""
+        return on(self._order, device).long()
+
+    def position_on(self, device: torch.device) -> Tensor:
+        """:attr:`position`, on a device."""
+        return on(self.position, device)
 
     @property
     def owner(self) -> Tensor:
@@ -103,7 +112,7 @@ class Layout:
 
     def held(self, positions: Tensor | int) -> Held:
         """The owners of these global positions. All ranks must call it the first time."""
-        place = self._places_of(positions)
+        place = self._places_of(on_host(positions) if isinstance(positions, Tensor) else positions)
         ends = torch.tensor(self.counts).cumsum(0)
         owner = torch.bucketize(place, ends[:-1], right=True)
         return Held(owner, place - (ends - torch.tensor(self.counts))[owner])
@@ -186,7 +195,11 @@ class Consecutive(Layout):
     @property
     def order(self) -> Tensor:
         """See :attr:`Layout.order`; made at each call."""
-        return torch.arange(self.n)
+        return self.order_on(HOST)
+
+    def order_on(self, device: torch.device) -> Tensor:
+        """See :meth:`Layout.order_on`; made at each call."""
+        return torch.arange(self.n, device=device)
 
     def _places_of(self, positions: Tensor | int) -> Tensor:
         given = torch.as_tensor(positions)
@@ -257,6 +270,7 @@ def only_here() -> Iterator[None]:
 
 def layout_of(owner: Tensor, mode: str = "halo", mesh: Mesh | None = None) -> Layout:
     """The layout of rows, of each of which a rank is the owner; with a mode of operators."""
+    owner = on_host(owner)
     counts = torch.bincount(owner, minlength=WORLD.size).tolist()
     rows = Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
     rows.mode, rows.mesh = mode, mesh

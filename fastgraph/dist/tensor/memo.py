@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import settings
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.graphs.witness import Witness, witness_of
 
 _LIMIT = 256
@@ -202,6 +203,26 @@ def forget(part: object) -> None:
     """Drop everything that was cached with tensors by a key with this object."""
     for values in list(_storages.values()):
         values.forget(part)
+
+
+def on(index: Tensor, device: torch.device) -> Tensor:
+    """An index tensor, or its copy on a device, which lives as long as it does.
+
+    Who owns which row is found out on the host, once. A device gets a copy of what it selects by
+    when it does so first.
+
+    Args:
+        index: which nobody edits.
+        device: of the tensor whose rows it names.
+    """
+    if index.device == device:
+        return index
+    return cached(index, ("on", device), lambda: index.to(device), is_part=True)
+
+
+def on_host(x: Tensor) -> Tensor:
+    """A tensor whose values ranks plan by, for which the host waits where a device has them."""
+    return x if x.device == HOST else x.detach().to(HOST)
 
 
 def made(make: Callable[[], Value]) -> Value:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import count_edit, fingerprint, flat, watch_edits
 
@@ -35,7 +36,8 @@ class _Pair:
         rows: which these are.
         axis: the dimension of which they are.
         state: of the original, when both held the same.
-        content: likewise, its fingerprint.
+        content: likewise, its fingerprint; ``None`` on a device, for whose values the host would
+            have to wait.
     """
 
     def __init__(self, original: Tensor, local: Tensor, rows: Layout, axis: int) -> None:
@@ -44,7 +46,8 @@ class _Pair:
         self._are_alike(original)
 
     def _are_alike(self, original: Tensor) -> None:
-        self.state, self.content = _state(original), fingerprint(original)
+        self.state = _state(original)
+        self.content = fingerprint(original) if original.device == HOST else None
 
     def follow(self) -> None:
         """Have the rows changed as the original was, as far as torch has counted its edits."""
@@ -72,7 +75,8 @@ class _Pair:
                 "recorded; assign it to the graph again"
             )
         with torch.no_grad():
-            local.copy_(original.index_select(self.axis, self.rows.position))
+            rows = self.rows.position_on(original.device)
+            local.copy_(original.index_select(self.axis, rows))
         count_edit(local)
         self._are_alike(original)
 
@@ -88,7 +92,8 @@ class _Pair:
         parts = transport.all_gather(local.detach().movedim(self.axis, 0), self.rows.counts)
         if original is not None:
             with torch.no_grad():
-                original.copy_(parts.index_select(0, self.rows.order).movedim(0, self.axis))
+                order = self.rows.order_on(parts.device)
+                original.copy_(parts.index_select(0, order).movedim(0, self.axis))
             self._are_alike(original)
         return True
 

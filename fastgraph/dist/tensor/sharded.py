@@ -390,7 +390,7 @@ def placed(x: Tensor, rows: Layout, axis: int) -> ShardedTensor:
         return ShardedTensor(collectives.split(x, rows, axis), rows, axis)
 
     def make() -> Tensor:
-        return x.detach().index_select(axis, rows.position)
+        return x.detach().index_select(axis, rows.position_on(x.device))
 
     local = make() if x.is_floating_point() else cached(x, ("placed", rows, axis), make)
     return ShardedTensor(local, rows, axis)
@@ -431,7 +431,7 @@ def taken(x: Tensor, rows: Layout, axis: int, *, is_tied: bool, name: str = "") 
     if collectives.records_gradient(x):
         local = collectives.split(x, rows, axis)
     else:
-        local = x.detach().index_select(axis, rows.position)
+        local = x.detach().index_select(axis, rows.position_on(x.device))
     found = ShardedTensor(local, rows, axis)
     if is_tied:
         originals.tie(x, found)

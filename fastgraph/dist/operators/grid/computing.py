@@ -115,7 +115,7 @@ class Grid(Mode):
         if ties == "winner":
             # Without weights the operator numbers edges by destination.
             order = None if weight is not None else block.local.by_destination.edge_id
-            position = block.edges.position
+            position = block.edges.position_on(record.device)
             record = _numbers(record, position if order is None else position[order.long()])
         parts, records = block.parts([out, record])
         out, record = joining.extremum(block, parts, records, reduce, ties)

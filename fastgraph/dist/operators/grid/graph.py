@@ -68,6 +68,7 @@ class Block(RankGraph):
         sources: who holds the nodes that edges start from.
         destinations: who holds those that edges lead to.
         self_loops: replace the self-loops by one for each of the first so many nodes.
+        device: that operators compute on.
 
     Attributes:
         groups, sources, destinations: as given.
@@ -75,7 +76,13 @@ class Block(RankGraph):
     """
 
     def __init__(
-        self, ends: Ends, groups: Groups, sources: Layout, destinations: Layout, self_loops: int
+        self,
+        ends: Ends,
+        groups: Groups,
+        sources: Layout,
+        destinations: Layout,
+        self_loops: int,
+        device: torch.device,
     ) -> None:
         self.groups, self.sources, self.destinations = groups, sources, destinations
         self._loops = None
@@ -91,7 +98,7 @@ class Block(RankGraph):
         src = places(ends.pair[0], sources, groups.column)
         dst = places(ends.pair[1], destinations, groups.row)
         index = torch.stack([src, dst]).int()
-        super().__init__(ends, Graph(index, num_src, self.num_destinations))
+        super().__init__(ends, Graph(index.to(device), num_src, self.num_destinations))
         COUNTS.plans += 1
 
     def of_sources(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -160,14 +167,16 @@ class Block(RankGraph):
     ) -> Tensor:
         wide = accumulator(dtype)
         if weight is None:
-            values = torch.ones(self._given.mine, dtype=wide)
+            device = self.local.by_destination.ptr.device
+            values = torch.ones(self._given.mine, dtype=wide, device=device)
         else:
             values = local_rows(weight.detach(), self._given).to(wide)
         if self._loops is not None:
             # A node's loop takes the weight of its last one among the edges, if there is one.
+            kept = self._loops.kept.to(values.device)
             loops = values.new_full((self._loops.count,), loop_weight)
-            loops[self._loops.replaced] = values[~self._loops.kept]
-            values = torch.cat([values[self._loops.kept], loops])
+            loops[self._loops.replaced.to(values.device)] = values[~kept]
+            values = torch.cat([values[kept], loops])
         src, dst = self.local.edge_list()
         partial = values.new_zeros(self.num_destinations).index_add_(0, dst, values)
         scale = self.summed(partial).pow_(-0.5)
@@ -211,7 +220,7 @@ def block(
 
     def make() -> Block:
         ends = placed_edges(local, rows, (sources.n, destinations.n), transpose, of_pair)
-        return Block(ends, groups, sources, destinations, self_loops)
+        return Block(ends, groups, sources, destinations, self_loops, local.device)
 
     key = ("block", groups, rows, sources, destinations, transpose, self_loops)
     found: Block = cached(local, key, make, is_part=rows is not None)

@@ -21,7 +21,7 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import applied, halo_sum, records_gradient
 from fastgraph.dist.tensor.exchange import Plan
-from fastgraph.dist.tensor.memo import cached, derived
+from fastgraph.dist.tensor.memo import cached, derived, on
 from fastgraph.dist.tensor.sharded import aligned, is_sharded
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.graph import Csr, Graph
@@ -238,7 +238,7 @@ class _Travel:
         """The memory into which rows go, with those of this rank."""
         plan, start = self._plan, len(self.own)
         out = new_rows(x, (start + sum(plan.receives), *x.shape[1:]))
-        given = x.index_select(0, plan.given)
+        given = x.index_select(0, on(plan.given, x.device))
         self._there = transport.begin_all_to_all(given, plan.sends, plan.receives, out[start:])
         torch.index_select(x, 0, self.own, out=out[:start])
         return out
@@ -262,7 +262,7 @@ class _Travel:
             return grad.index_add(0, self.own, own) + halo_sum(of_halo, self._plan)
         grad.index_add_(0, self.own, own)
         returned, self._back = self._back.wait(), None
-        return grad.index_add_(0, self._plan.given, returned)
+        return grad.index_add_(0, on(self._plan.given, grad.device), returned)
 
 
 class _OfTravel(Context):

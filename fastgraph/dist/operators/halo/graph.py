@@ -26,7 +26,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.tensor.collectives import with_halo
 from fastgraph.dist.tensor.exchange import Plan
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import cached
+from fastgraph.dist.tensor.memo import cached, on
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.graphs.edges import Edges, named_by_itself
 from fastgraph.graphs.graph import Csr, Graph
@@ -54,9 +54,17 @@ class Neighbourhoods(RankGraph):
         sources: the layout of the source nodes: which rank owns which.
         destinations: the layout of the destination nodes.
         self_loops: replace the self-loops by one for each node whose number is below this.
+        device: that operators compute on.
     """
 
-    def __init__(self, ends: Ends, sources: Layout, destinations: Layout, self_loops: int) -> None:
+    def __init__(
+        self,
+        ends: Ends,
+        sources: Layout,
+        destinations: Layout,
+        self_loops: int,
+        device: torch.device,
+    ) -> None:
         assert ends.rows is not None
         loops = destinations.counts if self_loops else [0] * len(destinations.counts)
         edges = [sum(counts) for counts in zip(ends.rows.counts, loops, strict=True)]
@@ -65,7 +73,8 @@ class Neighbourhoods(RankGraph):
         ends = ends.with_loops(nodes[nodes < self_loops], self_loops)
         self.sources, self.destinations = sources, destinations
         self.plan = Plan(ends.pair[0], sources)
-        self.index = torch.stack([self.plan.place, destinations.held(ends.pair[1]).row]).int()
+        index = torch.stack([self.plan.place, destinations.held(ends.pair[1]).row]).int()
+        self.index = index.to(device)
         num_src = sources.mine + len(self.plan.halo)
         super().__init__(ends, Graph(self.index, num_src, destinations.mine))
 
@@ -75,7 +84,8 @@ class Neighbourhoods(RankGraph):
             return with_halo(aligned(x, self.sources, 0), self.plan)
         make = lambda: torch.cat([self.sources.position, self.plan.halo])  # noqa: E731
         everywhere: Tensor = enter(x)
-        return everywhere.index_select(0, self._derived.get("sources", make))
+        rows = on(self._derived.get("sources", make), x.device)
+        return everywhere.index_select(0, rows)
 
     def of_destinations(self, x: Tensor | None) -> Tensor | None:
         """The local rows of a tensor with a row for each destination, or with one row for all."""
@@ -138,7 +148,7 @@ def neighbourhoods(
         ends = placed_edges(
             local, rows, sizes, transpose, lambda pair: destinations.held(pair[1]).owner
         )
-        return Neighbourhoods(ends, sources, destinations, self_loops)
+        return Neighbourhoods(ends, sources, destinations, self_loops, local.device)
 
     key = ("neighbourhoods", sources, destinations, transpose, self_loops)
     found: Neighbourhoods
@@ -197,7 +207,7 @@ class Halves:
     """
 
     def __init__(self, csr: Csr, num_local: int, num_halo: int, by: str, one_kind: bool) -> None:
-        self.by = by
+        self.by, device = by, csr.col.device
         far = csr.col >= num_local
         is_boundary, of_boundary = _boundary(csr, far), _of_boundary(csr, far)
         later = of_boundary if by == "rows" else far
@@ -211,12 +221,13 @@ class Halves:
         col = csr.col[entries[1]].long()
         self.own = torch.unique(col[col < num_local])
         if one_kind and by == "rows":
-            others = torch.ones(num_local, dtype=torch.bool)
+            others = torch.ones(num_local, dtype=torch.bool, device=device)
             others[self.rows] = False
             self.own = torch.cat([self.rows, self.own[others[self.own]]])
-        place = torch.empty(num_local + num_halo, dtype=torch.int64)
-        place[self.own] = torch.arange(len(self.own))
-        place[num_local:] = torch.arange(len(self.own), len(self.own) + num_halo)
+        place = torch.empty(num_local + num_halo, dtype=torch.int64, device=device)
+        num_own = len(self.own)
+        place[self.own] = torch.arange(num_own, device=device)
+        place[num_local:] = torch.arange(num_own, num_own + num_halo, device=device)
         first = _graph(csr.col[entries[0]], degree - num_later, num_local)
         second = _graph(place[col], num_later[self.rows], len(self.own) + num_halo)
         self._graphs = first, second

@@ -61,7 +61,7 @@ class Heads(Mode):
             # The numbers that all ranks would draw by rows, for the heads of this one.
             at = {0: graph.position, 1: heads.position}
             shape = [len(graph.position), heads.n]
-            alpha = alpha * dropout_factor(shape, at, call.dropout, alpha.dtype)
+            alpha = alpha * dropout_factor(shape, at, call.dropout, alpha)
             if heads.mine:
                 values = inputs[attention.spec.summed]
                 out = SPMM(values, edges.index, edges.ptr, alpha, destinations.n, "sum", False)
@@ -72,7 +72,7 @@ class Heads(Mode):
             (out,) = to_rows([out], [destinations], heads)
         if call.addend is not None:
             out = add_to(out, local_rows(call.addend, destinations))
-        stats = ShardedTensor(stats.index_select(0, destinations.order), heads, 1)
+        stats = ShardedTensor(stats.index_select(0, destinations.order_on(stats.device)), heads, 1)
         return ShardedTensor(out, destinations, 0), stats, alpha
 
 

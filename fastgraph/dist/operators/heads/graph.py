@@ -16,7 +16,7 @@ from fastgraph.dist.operators.rank_graph import local_edges
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.tensor.layout import Layout, layout_of
-from fastgraph.dist.tensor.memo import Recent, cached
+from fastgraph.dist.tensor.memo import Recent, cached, on_host
 from fastgraph.graphs.edges import Edges, named
 from fastgraph.graphs.graph import Graph
 
@@ -31,6 +31,7 @@ class WholeGraph:
         sources: who holds the nodes that edges start from.
         destinations: who holds those that they lead to.
         self_loops: replace the self-loops by one for each of the first so many nodes.
+        device: that operators compute on.
 
     Attributes:
         rows, sources, destinations: as given.
@@ -43,6 +44,7 @@ class WholeGraph:
         sources: Layout,
         destinations: Layout,
         self_loops: int,
+        device: torch.device,
     ) -> None:
         self.rows, self.sources, self.destinations = rows, sources, destinations
         self._loops, self._is_kept = self_loops, None
@@ -50,7 +52,7 @@ class WholeGraph:
             self._is_kept = pair[0] != pair[1]
             pair = torch.cat([pair[:, self._is_kept], torch.arange(self_loops).expand(2, -1)], 1)
         index = torch.stack([sources.order[pair[0]], destinations.order[pair[1]]]).int()
-        self._graph = Graph(index, sources.n, destinations.n)
+        self._graph = Graph(index.to(device), sources.n, destinations.n)
         self._derived = Recent()
         COUNTS.plans += 1
 
@@ -79,7 +81,8 @@ class WholeGraph:
 
 def inverse(order: Tensor) -> Tensor:
     """int64: where each place of a permutation went."""
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    places = torch.arange(len(order), device=order.device)
+    return torch.empty_like(order).scatter_(0, order, places)
 
 
 def whole_graph(
@@ -107,15 +110,15 @@ def whole_graph(
     local, rows = local_edges(index)
 
     def make() -> WholeGraph:
-        pair = (local.flip(0) if transpose else local).long()
+        pair = on_host(local.flip(0) if transpose else local).long()
         if rows is not None:
             pair = transport.all_gather(pair.t(), rows.counts).t()
         _check_inside(pair, sources.n, destinations.n)
         if rows is not None:
-            return WholeGraph(pair, rows, sources, destinations, self_loops)
+            return WholeGraph(pair, rows, sources, destinations, self_loops, local.device)
         found = layout_of(destinations.held(pair[1]).owner)
         pair = pair[:, inverse(found.order)]
-        return WholeGraph(pair, found, sources, destinations, self_loops)
+        return WholeGraph(pair, found, sources, destinations, self_loops, local.device)
 
     key = ("whole graph", rows, sources, destinations, transpose, self_loops)
     found: WholeGraph = cached(local, key, make, is_part=rows is not None)

@@ -15,7 +15,7 @@ from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import plan, take
 from fastgraph.dist.tensor.layout import Layout, usual
-from fastgraph.dist.tensor.memo import cached
+from fastgraph.dist.tensor.memo import cached, on, on_host
 from fastgraph.dist.tensor.sharded import (
     CopiedView,
     Index,
@@ -116,7 +116,7 @@ def _key_of(x: ShardedTensor, index: Index) -> _Key:
 
 
 class _Choice(NamedTuple):
-    """The selected local rows, and the layout of the result."""
+    """The selected local rows, on the host or where they were found, and the result's layout."""
 
     local: Tensor
     rows: Layout
@@ -130,8 +130,13 @@ def _chosen(x: ShardedTensor, entry: Entry) -> _Choice:
         if step < 0:
             raise NoRuleError
         DIGESTS.compare(torch.tensor([start, stop, step]), "a slice")
-        found = rows.span(start, stop, step)
-        return _Choice(rows.held(torch.arange(start, stop, step)[found.key]).row, found)
+
+        def make_slice() -> _Choice:
+            found = rows.span(start, stop, step)
+            return _Choice(rows.held(torch.arange(start, stop, step)[found.key]).row, found)
+
+        sliced: _Choice = rows.derived.get(("slice", start, stop, step), make_slice)
+        return sliced
     if not isinstance(entry, Tensor) or entry.dim() != 1:
         raise NoRuleError
     if entry.dtype == torch.bool:
@@ -146,7 +151,8 @@ def _chosen(x: ShardedTensor, entry: Entry) -> _Choice:
     DIGESTS.compare(entry)
 
     def make() -> _Choice:
-        positions = torch.where(entry < 0, entry + rows.n, entry).long()
+        given = on_host(entry)
+        positions = torch.where(given < 0, given + rows.n, given).long()
         if positions.numel() and not (int(positions.min()) >= 0 and int(positions.max()) < rows.n):
             raise IndexError(f"an index is out of range for a dimension of size {rows.n}")
         found = rows.at(positions)
@@ -158,10 +164,14 @@ def _chosen(x: ShardedTensor, entry: Entry) -> _Choice:
 def _true(mask: ShardedTensor) -> _Choice:
     def make() -> _Choice:
         local = mask.local.nonzero().view(-1)
-        found = Layout(mask.rows.key[local], mask.rows.bound)
+        found = Layout(mask.rows.key[on_host(local)], mask.rows.bound)
         return _Choice(local, mask.rows if found.n == mask.rows.n else found)
 
     return mask.cached(("true",), make)
+
+
+def _selected(x: ShardedTensor, chosen: _Choice) -> Tensor:
+    return x.local.index_select(x.axis, on(chosen.local, x.local.device))
 
 
 @rule("__getitem__")
@@ -184,13 +194,12 @@ def getitem(func: TorchFunction, x: Tensor, index: Index) -> Tensor:
         if is_sharded(entry) and entry.dtype in _INTEGERS:
             return ShardedTensor(take(y.local, y.axis, entry.local, y.rows), entry.rows, y.axis)
         chosen = _chosen(y, entry)
-        return ShardedTensor(y.local.index_select(y.axis, chosen.local), chosen.rows, y.axis)
+        return ShardedTensor(_selected(y, chosen), chosen.rows, y.axis)
     source = Source(x, index, version(x))
     if isinstance(entry, int):
         return copied_view(_one_row(y, entry), source)
     chosen = _chosen(y, entry)
-    local = y.local.index_select(y.axis, chosen.local)
-    return ShardedTensor(local, chosen.rows, y.axis, source)
+    return ShardedTensor(_selected(y, chosen), chosen.rows, y.axis, source)
 
 
 def _is_mask_of_batch(index: object, x: ShardedTensor) -> TypeGuard[Tensor]:
@@ -253,7 +262,7 @@ def plan_of_range(index: ShardedTensor, n: int) -> None:
 
     def make() -> bool:
         outside = (index.local < -n) | (index.local >= n)
-        return bool(ShardedTensor(outside, index.rows, index.axis).any())
+        return not transport.agree(not bool(outside.any()))
 
     if index.cached(("range", n), make):
         raise IndexError(f"an index is out of range for a dimension of size {n}")
@@ -294,7 +303,7 @@ def setitem(func: TorchFunction, x: Tensor, index: Index, value: Tensor | float)
     else:
         chosen = _chosen(ShardedTensor(view, x.rows, key.axis), entry)
     local = aligned(value, chosen.rows, key.axis - view.dim())
-    at: tuple[slice | Tensor, ...] = (*_ALL * key.axis, chosen.local)
+    at: tuple[slice | Tensor, ...] = (*_ALL * key.axis, on(chosen.local, view.device))
     view[at] = local
 
 
@@ -315,7 +324,7 @@ def _set_replicated(x: Tensor, index: Index, value: Tensor | float) -> None:
     if isinstance(value, Tensor) and (value.dim() or is_sharded(value)):
         raise NoRuleError
     plan_of_range(index, x.shape[0])
-    named = torch.zeros(x.shape[0], dtype=torch.bool)
+    named = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
     named[index.local] = True
     x[transport.all_reduce(named) > 0] = value
 
@@ -330,7 +339,7 @@ def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Tensor | 
     value = enter(value)
     owner, place = rows.held(index)
     mine = int(owner) == WORLD.rank
-    local = torch.tensor([int(place)] if mine else [], dtype=torch.int64)
+    local = torch.tensor([int(place)] if mine else [], dtype=torch.int64, device=view.device)
     if isinstance(value, Tensor) and value.dim():
         if value.dim() > view.dim() - 1:
             raise NoRuleError
@@ -362,7 +371,7 @@ def index_select(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Sha
     if x.axis != dim:
         return ShardedTensor(x.local.index_select(dim, index), x.rows, x.axis)
     chosen = _chosen(x, index)
-    return ShardedTensor(x.local.index_select(dim, chosen.local), chosen.rows, dim)
+    return ShardedTensor(_selected(x, chosen), chosen.rows, dim)
 
 
 @rule("index_copy", in_place=True)
@@ -425,5 +434,6 @@ def nonzero(func: TorchFunction, x: Tensor, as_tuple: bool = False) -> Tensor | 
     mask = x if x.dtype == torch.bool else x != 0
     assert is_sharded(mask)
     chosen = _true(mask)
-    positions = ShardedTensor(mask.rows.position[chosen.local], chosen.rows, 0)
+    position = mask.rows.position_on(chosen.local.device)
+    positions = ShardedTensor(position[chosen.local], chosen.rows, 0)
     return (positions,) if as_tuple else positions.unsqueeze(1)

@@ -127,14 +127,20 @@ def _of_classes(
     each = loss_of(scores, target, **options)
     if reduction == "none":
         return ShardedTensor(each, lead.rows, 0)
-    count = each.numel() if target.is_floating_point() else _weight_of(target, weight, ignored)
-    loss, total = sum_of_ranks(torch.stack([each.sum(), each.new_tensor(count)])).unbind()
+    if target.is_floating_point():
+        count = each.new_full((), each.numel())
+    else:
+        count = _weight_of(target, weight, ignored).to(each.dtype)
+    loss, total = sum_of_ranks(torch.stack([each.sum(), count])).unbind()
     return loss if reduction == "sum" else loss / total
 
 
-def _weight_of(target: Tensor, weight: Tensor | None, ignored: int) -> float:
-    """The number of targets that count, or the sum of the weights of their classes."""
+def _weight_of(target: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
+    """The number of targets that count, or the sum of the weights of their classes.
+
+    A tensor without dimensions, as the host would have to wait for a number.
+    """
     counts = target != ignored
     if weight is None:
-        return int(counts.sum())
-    return float(weight.detach()[target[counts]].sum())
+        return counts.sum()
+    return torch.where(counts, weight.detach()[target.where(counts, 0)], 0).sum()

@@ -120,9 +120,15 @@ def assign(func: TorchFunction, x: Tensor, given: Tensor | None) -> None:
     if is_sharded(value):
         value = value.aligned(x.rows) if value.shape == x.shape else None
     elif isinstance(value, Tensor):
-        value = value.index_select(x.axis, x.rows.position) if value.shape == x.shape else None
+        rows = x.rows.position_on(value.device)
+        value = value.index_select(x.axis, rows) if value.shape == x.shape else None
     if value is None and given is not None:
         raise NotImplementedError(f"{name} of a sharded tensor must have its shape")
+    if isinstance(value, Tensor) and value.device != x.local.device:
+        raise NotImplementedError(
+            f"{name} of a sharded tensor on {x.local.device} must be on that device, got "
+            f"{value.device}: make a parameter of nodes from what is on the device already"
+        )
     setattr(x.local, name, value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.sharded import (
     ShardedTensor,
@@ -71,7 +72,7 @@ def names() -> str:
 @rule(names())
 def pointwise(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Compute the local rows; other operands are broadcast, or split like them."""
-    _check_on_cpu(*leaves(args, kwargs))
+    _check_devices(*leaves(args, kwargs))
     edited = args[0] if is_in_place(name_of(func)) else None
     if edited is not None and not is_sharded(edited):
         raise NoRuleError
@@ -97,25 +98,39 @@ def contiguous(
 _to: TorchFunction = Tensor.to  # in any of its forms
 
 
-@rule("to type type_as cpu")
+@rule("to type type_as cpu cuda")
 @unpacked
 def converted(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> object:
-    """Convert to another dtype, or to that of another tensor of any shape."""
+    """Convert to another dtype or device, or to those of another tensor of any shape."""
     other = rest[0] if rest else options.get("other")
     if isinstance(other, Tensor):
-        _check_on_cpu(other.device)
         further = {key: value for key, value in options.items() if key != "other"}
-        return _to(x, other.dtype, *rest[1:], **further)
-    if name_of(func) == "cpu":
+        return _to(x, other.device, other.dtype, *rest[1:], **further)
+    if name_of(func) == "cpu" and x.local.device.type == "cpu":
         return x
     if name_of(func) == "type" and other is None and not options:
         return func(x.local)
+    if isinstance(other, str) and name_of(func) == "to":
+        rest = (torch.device(other), *rest[1:])
     return pointwise(func, (x, *rest), options)
 
 
-def _check_on_cpu(*values: object) -> None:
-    if any(isinstance(x, torch.device) and x.type != "cpu" for x in values):
-        raise NotImplementedError("sharded tensors are on the CPU; they cannot go to a GPU yet")
+def _check_devices(*values: object) -> None:
+    """Rows go to the CPU, or to the device of their rank.
+
+    Raises:
+        ValueError: they are to go to another one.
+    """
+    own = WORLD.device
+    for x in values:
+        if not isinstance(x, torch.device) or x.type == "cpu":
+            continue
+        if x.type != own.type or x.index not in (None, own.index):
+            allowed = "the CPU" if own.type == "cpu" else f"the CPU or {own}"
+            hint = "" if x.type != own.type else f"; say {own.type!r}, and each rank takes its own"
+            raise ValueError(
+                f"a sharded tensor of rank {WORLD.rank} must be on {allowed}, got {x}{hint}"
+            )
 
 
 def leading(*values: object) -> ShardedTensor:

@@ -13,7 +13,7 @@ from fastgraph.dist.tensor.collectives import split, sum_of_ranks
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import cached_with_all
+from fastgraph.dist.tensor.memo import cached_with_all, on, on_host
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.tensor.table import (
     NoRuleError,
@@ -204,11 +204,13 @@ def _components(matrix: Tensor) -> list[Tensor]:
 
 def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     entries = matrix.to_sparse_coo().coalesce()
-    row, column = entries.indices()
+    device = entries.device
+    row, column = on_host(entries.indices())
     mine = (rows.held(row).owner == WORLD.rank).nonzero().view(-1)
     found, place = column[mine].unique(return_inverse=True)
     index = torch.stack([rows.held(row[mine]).row, place])
-    own = torch.sparse_coo_tensor(index, entries.values()[mine], (rows.mine, len(found)))
+    values, size = entries.values()[on(mine, device)], (rows.mine, len(found))
+    own = torch.sparse_coo_tensor(index.to(device), values, size)
     return own.coalesce().to_sparse_csr(), found
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, leaves
 from fastgraph.dist.tensor.table import (
     Arguments,
@@ -57,15 +58,16 @@ def _at(x: ShardedTensor) -> Positions:
     return {x.axis: x.rows.position}
 
 
-def _uniform(shape: Sequence[int], at: Positions, stream: int = 0) -> Tensor:
+def _uniform(shape: Sequence[int], at: Positions, device: torch.device, stream: int = 0) -> Tensor:
     """Uniform numbers in [0, 1) for some elements of a tensor of a shape, float64.
 
     Each depends on a common seed and where the element is in the whole tensor, not on who holds it.
+    The seed is drawn on the host, which a device need not be waited for.
     """
     seed = int(torch.randint(2**62, ()))
-    element = torch.zeros((), dtype=torch.int64)
+    element = torch.zeros((), dtype=torch.int64, device=device)
     for dim, size in enumerate(shape):
-        along = at[dim] if dim in at else torch.arange(size)
+        along = on(at[dim], device) if dim in at else torch.arange(size, device=device)
         element = element.unsqueeze(-1) * size + along
     of_stream = _signed((stream + 1) * _GOLDEN % 2**64)
     bits = _hashed(_hashed(element * _signed(_GOLDEN) + seed) + of_stream)
@@ -74,23 +76,25 @@ def _uniform(shape: Sequence[int], at: Positions, stream: int = 0) -> Tensor:
 
 def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
     """Local uniform numbers in [0, 1) for the elements of a tensor, float64."""
-    return _uniform(x.shape, _at(x), stream)
+    return _uniform(x.shape, _at(x), x.local.device, stream)
 
 
 def _exact(
     func: Callable[..., Tensor],
     shape: Sequence[int],
     dtype: torch.dtype,
+    device: torch.device,
     at: Positions,
     *args: object,
     order: Sequence[int] | None = None,
     **kwargs: object,
 ) -> Tensor:
     """Some elements of what one process would draw, whose dimensions have this order in memory."""
-    empty = torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=dtype)
+    in_memory = tuple(order or range(len(shape)))
+    empty = torch.empty_permuted(tuple(shape), in_memory, dtype=dtype, device=device)
     drawn: Tensor = func(empty, *args, **kwargs)
     for axis, positions in at.items():
-        drawn = drawn.index_select(axis, positions)
+        drawn = drawn.index_select(axis, on(positions, device))
     return drawn
 
 
@@ -113,7 +117,7 @@ def dropout_factor(
     shape: Sequence[int],
     at: Positions,
     p: float,
-    dtype: torch.dtype,
+    like: Tensor,
     order: Sequence[int] | None = None,
 ) -> Tensor:
     """The dropout factors of some elements of a tensor: 0, or ``1 / (1 - p)``.
@@ -122,16 +126,16 @@ def dropout_factor(
         shape: of the whole tensor.
         at: which elements.
         p: the probability of 0.
-        dtype: of the factors.
+        like: of the dtype and on the device that factors are to have.
         order: the dimensions from the outermost in memory; default: as they are.
     """
     if WORLD.random == "exact":
         ones = lambda empty: F.dropout(torch.ones_like(empty), p)  # noqa: E731
-        return _exact(ones, shape, dtype, at, order=order)
+        return _exact(ones, shape, like.dtype, like.device, at, order=order)
     if p == 0 or p == 1:
         sizes = [len(at[dim]) if dim in at else size for dim, size in enumerate(shape)]
-        return torch.full(sizes, 1.0 - p, dtype=dtype)
-    return (_uniform(shape, at) >= p).to(dtype).div_(1 - p)
+        return like.new_full(sizes, 1.0 - p)
+    return (_uniform(shape, at, like.device) >= p).to(like.dtype).div_(1 - p)
 
 
 @rule("dropout dropout_")
@@ -144,7 +148,7 @@ def dropout(
         raise NoRuleError
     if not training:
         return x
-    factor = dropout_factor(x.shape, _at(x), p, x.dtype, _memory_order(x))
+    factor = dropout_factor(x.shape, _at(x), p, x.local, _memory_order(x))
     if inplace or is_in_place(name_of(func)):
         x.local.mul_(factor)
         return x
@@ -158,7 +162,7 @@ def _drawn(func: TorchFunction, x: ShardedTensor, args: Arguments, kwargs: Optio
         raise NoRuleError
     if WORLD.random == "exact":
         order = _memory_order(x)
-        return _exact(func, x.shape, x.dtype, _at(x), *args, order=order, **kwargs)
+        return _exact(func, x.shape, x.dtype, x.local.device, _at(x), *args, order=order, **kwargs)
     name = name_of(func)
     if name in ("rand_like", "randn_like"):
         if args or kwargs.keys() - {"dtype", "device", "requires_grad"}:

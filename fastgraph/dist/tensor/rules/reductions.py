@@ -145,7 +145,7 @@ def _with_position(
     if x.local.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.rows.n:
         raise NoRuleError  # which of several rows, upstream does not say
     best = _extremum_of_all(x, name_of(func))
-    position = torch.where(x.local == best, x.rows.position, x.rows.n)
+    position = torch.where(x.local == best, x.rows.position_on(best.device), x.rows.n)
     first = ShardedTensor(position, x.rows, 0).amin()
     found: tuple[Tensor, ...] = func(torch.empty(1, dtype=x.dtype), dim, keepdim)
     shapes = [value.shape for value in found]

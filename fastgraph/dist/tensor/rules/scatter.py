@@ -12,6 +12,7 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import gather, halo_sum, returned, sum_of_ranks
 from fastgraph.dist.tensor.exchange import Plan, plan
 from fastgraph.dist.tensor.layout import Layout, known, usual
+from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.rules.indexing import plan_of_range
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded, placed
 from fastgraph.dist.tensor.table import (
@@ -172,7 +173,7 @@ def scatter(func: TorchFunction, args: Arguments, kwargs: Options) -> Tensor:
         if call.reduce == "prod":
             return _replaced(call, _product(call, call.x, found), in_place)
         return _to_owners(call, call.x, found, in_place)
-    index = found.place
+    index = on(found.place, call.source.device)
     if call.broadcast:
         shape = [-1 if dim == call.dim else 1 for dim in range(call.source.dim())]
         index = index.view(shape).expand(call.source.shape)
@@ -215,7 +216,7 @@ def _to_owners(call: _Call, x: ShardedTensor, found: Plan, in_place: bool) -> Sh
     if call.factor != 1:
         values = values * call.factor
     sums = values.new_zeros((found.mine + sum(found.receives), *values.shape[1:]))
-    sums = sums.index_add(0, found.place, values)
+    sums = sums.index_add(0, on(found.place, values.device), values)
     own = sums[: found.mine] + halo_sum(sums[found.mine :], found)
     own = own.movedim(0, call.dim)
     if in_place:
@@ -251,10 +252,11 @@ def _product(call: _Call, x: ShardedTensor, found: Plan) -> ShardedTensor:
     if not call.options["include_self"]:
         raise NoRuleError
     values = call.source.movedim(call.dim, 0)
-    own = _products(values, found.place, found.mine + sum(found.receives))
-    places = torch.cat([torch.arange(found.mine), found.given])
+    place = on(found.place, values.device)
+    own = _products(values, place, found.mine + sum(found.receives))
     parts = torch.cat([own[: found.mine], returned(own[found.mine :], found)])
-    total = _products(parts, places, found.mine).movedim(0, call.dim)
+    joined = on(found.joined, values.device)
+    total = _products(parts, joined, found.mine).movedim(0, call.dim)
     return ShardedTensor(x.local.clone() * total, x.rows, call.dim)
 
 
@@ -325,10 +327,10 @@ def _best(call: _Call, found: Plan | None) -> Tensor:
         own = reduced(n, index, values)
         of_all = transport.all_gather(own[None], [1] * WORLD.size)
         return of_all.amax(0) if call.reduce == "amax" else of_all.amin(0)
-    own = reduced(found.mine + sum(found.receives), found.place, values)
+    own = reduced(found.mine + sum(found.receives), on(found.place, values.device), values)
     sent = transport.all_to_all(own[found.mine :], found.receives, found.sends)
-    places = torch.cat([torch.arange(found.mine), found.given])
-    best = reduced(found.mine, places, torch.cat([own[: found.mine], sent]))
+    joined = on(found.joined, values.device)
+    best = reduced(found.mine, joined, torch.cat([own[: found.mine], sent]))
     assert isinstance(call.x, ShardedTensor)
     return ShardedTensor(best, call.x.rows, 0)
 

@@ -259,9 +259,16 @@ def _of_a_vector(x: Tensor, index: Tensor) -> Tensor:
     """Entries of a vector at the positions of another, which are not negative."""
     if x.dim() != 1 or index.dim() != 1 or index.dtype != torch.int64:
         raise NoRuleError
-    if index.numel() and bool((index < 0).any()):
+    if index.numel() and _has_negative(index):
         raise NoRuleError  # upstream's own message, or its way to count
     return x[index]
+
+
+def _has_negative(index: Tensor) -> bool:
+    def find() -> bool:
+        return bool((index < 0).any())
+
+    return index.cached(("has negative",), find) if is_sharded(index) else find()
 
 
 def _pieces(
@@ -293,7 +300,8 @@ def _cumsum(
     local = x.aligned(rows)
     sums = local.cumsum(dim, dtype=dtype)
     total = local.sum(dim, keepdim=True, dtype=sums.dtype)
-    is_later = torch.arange(WORLD.size).view(-1, *[1] * total.dim()) > WORLD.rank
+    ranks = torch.arange(WORLD.size, device=total.device)
+    is_later = ranks.view(-1, *[1] * total.dim()) > WORLD.rank
     before = enter(sum_of_ranks(torch.where(is_later, total, 0)))[WORLD.rank]
     found = ShardedTensor(sums + before, rows, x.axis)
     return ShardedTensor(found.aligned(x.rows), x.rows, x.axis)

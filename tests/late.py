@@ -1,0 +1,124 @@
+"""Collectives of tensors on the stand-in device, as NCCL does them: late, and not all.
+
+A result is not there when a collective returns: its memory is NaN until it was waited for. Nobody
+may change what is being sent until then. The host does not wait, and nothing tells it that a
+collective has ended. What NCCL refuses is refused. Between processes it is gloo that sends, from
+copies in host memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests import standin
+
+_SENT = frozenset(
+    (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
+    )
+)
+"""Dtypes that NCCL knows."""
+
+
+class Issued(NamedTuple):
+    """A collective that this rank has issued.
+
+    Attributes:
+        kind: the function of ``torch.distributed``.
+        device: of its tensors.
+        shape: of what it gives.
+    """
+
+    kind: str
+    device: str
+    shape: list[int]
+
+
+ISSUED: list[Issued] = []
+
+_OBJECTS = ("broadcast_object_list", "all_gather_object")
+_GATHERS = ("all_gather_single", "all_gather_into_tensor")
+
+
+class Late:
+    """The handle of a collective, which ends when the device is told to wait for it."""
+
+    def __init__(
+        self, work: dist.Work, received: Tensor, result: Tensor, sent: Sequence[tuple[Tensor, ...]]
+    ) -> None:
+        self._work, self._received, self._result, self._sent = work, received, result, sent
+
+    def is_completed(self) -> bool:
+        """False: the host is not told."""
+        return False
+
+    def wait(self, timeout: object = None) -> bool:
+        """Have the device wait."""
+        assert timeout is None, "a host waits for nothing that its device receives"
+        self._work.wait()
+        for given, copy in self._sent:
+            assert torch.equal(standin.on_host(given), copy), "it was changed while it was sent"
+        standin.on_host(self._result).copy_(self._received)
+        return True
+
+
+def install() -> None:
+    """Have a rank that has joined compute on the stand-in device, whose collectives are late."""
+    from fastgraph.dist.ranks import transport
+    from fastgraph.dist.ranks.world import WORLD
+
+    standin.install()
+    WORLD.device, WORLD.through = torch.device(standin.DEVICE, 0), "late"
+    for kind in ("all_reduce", "all_to_all_single", *_GATHERS):
+        upstream = getattr(dist, kind, None)
+        if upstream is not None:
+            setattr(dist, kind, _taken_over(kind, upstream))
+    transport._gather_parts = next(getattr(dist, kind) for kind in _GATHERS if hasattr(dist, kind))
+    for kind in _OBJECTS:
+        setattr(dist, kind, _of_host(getattr(dist, kind)))
+
+
+def _of_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def collective(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        assert device is not None and device.type == "cpu", "objects are the host's"
+        return upstream(*args, device=device, **kwargs)
+
+    return collective
+
+
+def _taken_over(kind: str, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def collective(result: Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+        ISSUED.append(Issued(kind, result.device.type, list(result.shape)))
+        if result.device.type != standin.DEVICE:
+            return upstream(result, *args, async_op=async_op, **kwargs)
+        given, rest = (result, args) if kind == "all_reduce" else (args[0], args[1:])
+        for x in (result, given):
+            _refuse(kind, x)
+        copy = standin.on_host(given).clone()
+        received = copy.clone() if given is result else torch.empty_like(standin.on_host(result))
+        if result.numel():
+            standin.on_host(result).view(-1).view(torch.uint8).fill_(255)  # which is NaN
+        sent = [] if given is result else [(given, copy)]
+        between = (received, *rest) if given is result else (received, copy, *rest)
+        late = Late(upstream(*between, async_op=True, **kwargs), received, result, sent)
+        return late if async_op else late.wait()
+
+    return collective
+
+
+def _refuse(kind: str, x: Tensor) -> None:
+    if x.device.type != standin.DEVICE:
+        raise RuntimeError(f"{kind}: No backend type associated with device type {x.device.type}")
+    if x.dtype not in _SENT:
+        raise TypeError(f"{kind}: Unconvertible NCCL type {x.dtype}")
+    if not x.is_contiguous() or x.layout != torch.strided:
+        raise ValueError(f"{kind}: Tensors must be contiguous")
