@@ -239,7 +239,7 @@ def _itself(value: GraphIndex) -> GraphIndex:
 def _of_nodes(values: Tensor, nodes: Tensor) -> Tensor:
     """Some rows, or all of them, which then stay as they are."""
     is_all = not is_sharded(nodes) and torch.equal(
-        nodes, torch.arange(len(values), dtype=nodes.dtype)
+        nodes, torch.arange(len(values), dtype=nodes.dtype, device=nodes.device)
     )
     return values if is_all else values[nodes]
 

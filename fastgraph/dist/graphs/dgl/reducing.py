@@ -20,6 +20,7 @@ from fastgraph.dist.graphs.protocols import Frame
 from fastgraph.dist.operators.halo.graph import neighbourhoods
 from fastgraph.dist.ranks.agreement import on_all_ranks
 from fastgraph.dist.tensor.layout import Layout, usual
+from fastgraph.dist.tensor.memo import on_host
 from fastgraph.dist.tensor.sharded import ShardedTensor, placed
 
 
@@ -80,7 +81,7 @@ def _initial(frame: Frame, key: str, values: Tensor) -> Tensor:
     shape = (n, *values.shape[1:])
     initializer = frame.get_initializer(key)
     if initializer is None:
-        zeros = torch.zeros((), dtype=values.dtype).expand(shape)
+        zeros = torch.zeros((), dtype=values.dtype, device=values.device).expand(shape)
         return placed(zeros, usual(n), 0)
     initial = initializer(shape, values.dtype, values.device, slice(0, n))
     return placed(initial, usual(n), 0)
@@ -111,16 +112,18 @@ def _made(edge_index: ShardedTensor, sources: Layout, rows: Layout) -> _Buckets:
     edges = graph.edges_of(numbered=True)
     assert edges.ptr is not None
     # In the order of their numbers, as DGL sorts them.
-    order = edges.index[1].long() if edges.index.dim() == 2 else torch.arange(edges.num_edges)
-    number, begin = graph.edges.position[order], edges.ptr.long()
+    device = edges.index.device
+    numbers = torch.arange(edges.num_edges, device=device)
+    order = edges.index[1].long() if edges.index.dim() == 2 else numbers
+    number, begin = graph.edges.position_on(device)[order], edges.ptr.long()
     degrees = begin.diff()
     found = []
     for degree in sorted({d for of_rank in on_all_ranks(degrees.unique().tolist) for d in of_rank}):
         if degree:
             members = (degrees == degree).nonzero().view(-1)
-            layout = Layout(rows.key[members], rows.bound)
-            own = number[begin[members, None] + torch.arange(degree)].view(-1)
-            these = ShardedTensor(rows.position[members], layout, 0)
+            layout = Layout(rows.key[on_host(members)], rows.bound)
+            own = number[begin[members, None] + torch.arange(degree, device=device)].view(-1)
+            these = ShardedTensor(rows.position_on(device)[members], layout, 0)
             found.append(_Bucket(degree, these, ShardedTensor(own, layout.split(degree), 0)))
     nodes: list[Tensor] = [bucket.nodes for bucket in found] or [rows.position[:0]]
     return _Buckets(found, torch.cat(nodes))

@@ -79,7 +79,7 @@ def _reduced(
     messages = _on_edges(relation, op, lhs, rhs, ("u", "e"))
     if reduce == "sum":
         shape = (relation.num_dst, *messages.shape[1:])
-        zeros = torch.zeros((), dtype=messages.dtype).expand(shape)
+        zeros = torch.zeros((), dtype=messages.dtype, device=messages.device).expand(shape)
         rows = usual(relation.num_dst)
         if isinstance(lhs, ShardedTensor) and lhs.rows.n == rows.n:  # the same nodes, maybe
             rows = lhs.rows
@@ -190,9 +190,10 @@ def by_segment(func: TorchFunction, op: str, x: Tensor, offsets: Tensor) -> Tens
     if int(offsets[-1]) != x.rows.n:
         raise NoRuleError  # DGL's own message
     num = len(offsets) - 1
-    local = torch.searchsorted(offsets[1:].contiguous(), x.rows.position, right=True)
+    rows = x.rows.position_on(offsets.device)
+    local = torch.searchsorted(offsets[1:].contiguous(), rows, right=True)
     segment = ShardedTensor(local, x.rows, 0)
-    zeros = torch.zeros(num, *x.shape[1:], dtype=x.dtype)
+    zeros = torch.zeros(num, *x.shape[1:], dtype=x.dtype, device=x.device)
     if op == "sum":
         return zeros.index_add(0, segment, x)
     chosen, is_empty = _first_extremes(x, local, num, "amax" if op == "max" else "amin")
@@ -225,9 +226,9 @@ def _first_extremes(
     least = float("-inf" if reduce == "amax" else "inf")
     numbers = torch.where(values.isnan(), least, values)
     is_best = (values == of_all(numbers, least, reduce)[segment]) & ~values.isnan()
-    position = x.rows.position.view(-1, *[1] * (values.dim() - 1))
+    position = x.rows.position_on(values.device).view(-1, *[1] * (values.dim() - 1))
     position = torch.where(is_best, position, x.rows.n)
     first = of_all(position, x.rows.n, "amin")
     is_chosen = is_best & (position == first[segment])
-    chosen = torch.where(is_chosen, x.local, torch.zeros((), dtype=x.dtype))
+    chosen = x.local.where(is_chosen, 0)
     return ShardedTensor(chosen, x.rows, 0), first == x.rows.n

@@ -95,7 +95,8 @@ class ShardedStructure(Structure):
     def number(self) -> ShardedTensor:
         """The number of each edge, ``[E]``."""
         rows = self.edge_index.rows
-        return ShardedTensor(rows.position.to(self.edge_index.dtype), rows, 0)
+        position = rows.position_on(self.edge_index.local.device)
+        return ShardedTensor(position.to(self.edge_index.dtype), rows, 0)
 
     @_once
     def reversed(self) -> ShardedStructure:
@@ -161,7 +162,7 @@ class ShardedStructure(Structure):
     def in_degrees(self) -> Tensor:
         """The in-degree of each destination, ``[num_dst]``, of the dtype of edges."""
         ones = torch.ones_like(self.destination)
-        zeros = torch.zeros(self.num_dst, dtype=ones.dtype)
+        zeros = torch.zeros(self.num_dst, dtype=ones.dtype, device=ones.device)
         return placed(zeros, usual(self.num_dst), 0).index_add(0, self.destination_rows, ones)
 
 
@@ -200,7 +201,8 @@ def _(structure: ShardedStructure) -> _Named:
 
 
 def _followed_by_loops(edge_index: Tensor, num_dst: int) -> Tensor:
-    loops = torch.arange(num_dst, dtype=edge_index.dtype).expand(2, -1)
+    numbers = torch.arange(num_dst, dtype=edge_index.dtype, device=edge_index.device)
+    loops = numbers.expand(2, -1)
     return torch.cat([edge_index, loops], 1)
 
 
@@ -223,7 +225,7 @@ class ShardedPairs(Pairs):
         keys, pair = torch.unique(relation * num_src + src, return_inverse=True)
         # A rank has no more pairs than there are edges.
         laid = Layout(torch.arange(len(keys)) + WORLD.rank * rows.n, WORLD.size * rows.n)
-        number = laid.position[pair]
+        number = laid.position_on(pair.device)[pair]
         self._source = ShardedTensor(keys % num_src, laid, 0)
         self._sizes = torch.bincount(keys // num_src, minlength=num_rels).tolist()
         self.grouped = _Named(Edges(ShardedTensor(torch.stack([number, dst]), rows, 1)))
