@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -80,14 +82,23 @@ def _refused() -> list[str]:
     fgd.init()
     data = fgd.shard(graph())
     found = []
-    for device in ("cuda", "meta", torch.device("cuda", 1)):
+    moves: list[Callable[[], object]] = [
+        lambda: data.x.to("cuda"),
+        lambda: data.x.to("meta"),
+        lambda: data.x.to(torch.device("cuda", 1)),
+        lambda: data.to("cuda"),
+        data.x.cuda,
+        lambda: data.x.cuda("cuda:1"),
+        lambda: torch.zeros_like(data.x, device="cuda"),
+    ]
+    for move in moves:
         with pytest.raises(ValueError, match="must be on the CPU") as error:
-            data.x.to(device)
+            move()
         found.append(str(error.value))
     standin.install()
     late.install()
     with pytest.raises(ValueError, match="each rank takes its own") as error:
-        data.x.to("standin:1")
+        data.to("standin:1")
     found.append(str(error.value))
     return found
 
@@ -95,6 +106,18 @@ def _refused() -> list[str]:
 def test_rows_go_to_no_other_device_than_their_ranks() -> None:
     (found,) = forks.on_ranks(_refused, 1)
     assert found[0].endswith("got cuda") and "standin:0" in found[-1]
+
+
+def _joined_by_nothing_on_hosts() -> str:
+    config = mock.patch("torch.distributed.get_backend_config", return_value="cuda:nccl")
+    with config, pytest.raises(ValueError, match="must have gloo, got cuda:nccl") as error:
+        fgd.init()
+    return str(error.value)
+
+
+def test_a_group_that_sends_nothing_on_hosts_is_refused() -> None:
+    for of_rank in forks.on_ranks(_joined_by_nothing_on_hosts, 2):
+        assert "make it by 'gloo'" in of_rank
 
 
 def _sharded_on_a_device() -> list[bool]:

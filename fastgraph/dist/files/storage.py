@@ -29,13 +29,13 @@ from fastgraph.dist.files.nesting import Spec
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import Recent
+from fastgraph.dist.tensor.memo import Recent, on_host
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.manifest import FileFormatError
 
 
 def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write tensors into a folder, flushed to permanent storage.
+    """Write tensors on any device into a folder, flushed to permanent storage.
 
     Raises:
         OSError: on all ranks, where one of them could not write.
@@ -52,7 +52,7 @@ def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
 def read(
     specs: Iterable[Spec], layouts: Mapping[str, tuple[Layout, int]], folder: Path
 ) -> dict[str, Tensor]:
-    """Read tensors from a folder.
+    """Read tensors from a folder, into memory of the host.
 
     Args:
         specs: of the tensors.
@@ -97,7 +97,7 @@ def _without_warning() -> Iterator[None]:
 def _as_stored(x: Tensor) -> Tensor:
     if not isinstance(x, ShardedTensor):
         return x.contiguous()
-    local = take(x.local, x.axis, _even(x.rows.n).position, x.rows)
+    local = on_host(take(x.local, x.axis, _even(x.rows.n).position, x.rows))
     return _part(local.contiguous(), x.shape, x.axis)
 
 

@@ -118,7 +118,7 @@ def init(
         The world, for its ``rank`` and ``size``.
 
     Raises:
-        ValueError: an unknown ``random``.
+        ValueError: an unknown ``random``; or a process group that sends nothing on hosts.
         RanksDivergedError: this rank and rank 0 have other kinds of devices, or send what is on
             them by other libraries.
     """
@@ -132,6 +132,11 @@ def init(
     WORLD.device, WORLD.through = own.device, own.through
     if dist.is_initialized():
         WORLD.rank, WORLD.size = dist.get_rank(), dist.get_world_size()
+        if not through(HOST):
+            raise ValueError(
+                "ranks plan on their hosts, for which the process group must have gloo, got "
+                f"{dist.get_backend_config()}: make it by {own.backend!r}, or let init() make it"
+            )
         WORLD.through = through(own.device)
         if not WORLD.through:  # a group that others have made, for the CPU alone
             WORLD.device, WORLD.through = HOST, "gloo"

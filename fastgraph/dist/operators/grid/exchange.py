@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributed.device_mesh import init_device_mesh
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
@@ -29,7 +29,6 @@ from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import Recent
 from fastgraph.ops.library import Context, wanted_gradients
 
-_AXES = ("destinations", "sources")
 _known = Recent()
 
 
@@ -44,12 +43,22 @@ class Groups:
 
     def __init__(self, mesh: Mesh) -> None:
         height, width = self.mesh = mesh
-        made = init_device_mesh("cpu", mesh, mesh_dim_names=_AXES)
         at, along = divmod(WORLD.rank, width)
-        of_row = range(at * width, (at + 1) * width)
-        of_column = range(along, height * width, width)
-        self.row = Group(of_row, along, made.get_group("sources"))
-        self.column = Group(of_column, at, made.get_group("destinations"))
+        rows = [range(start, start + width) for start in range(0, height * width, width)]
+        columns = [range(start, height * width, width) for start in range(width)]
+        self.row = Group(rows[at], along, _handle(rows))
+        self.column = Group(columns[along], at, _handle(columns))
+
+
+def _handle(of_ranks: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """That of the one of these groups that has this rank, by the libraries of all ranks.
+
+    (``init_device_mesh`` chooses NCCL on some machines where ranks send by gloo alone.)
+    """
+    if len(of_ranks) == 1:
+        return None  # which is of all ranks
+    mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in of_ranks])
+    return mine
 
 
 def groups(mesh: Mesh) -> Groups:

@@ -72,7 +72,7 @@ def names() -> str:
 @rule(names())
 def pointwise(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Compute the local rows; other operands are broadcast, or split like them."""
-    _check_devices(*leaves(args, kwargs))
+    _check_devices(args, kwargs)
     edited = args[0] if is_in_place(name_of(func)) else None
     if edited is not None and not is_sharded(edited):
         raise NoRuleError
@@ -106,23 +106,28 @@ def converted(func: TorchFunction, x: ShardedTensor, *rest: object, **options: o
     if isinstance(other, Tensor):
         further = {key: value for key, value in options.items() if key != "other"}
         return _to(x, other.device, other.dtype, *rest[1:], **further)
-    if name_of(func) == "cpu" and x.local.device.type == "cpu":
+    name = name_of(func)
+    if name == "cpu" and x.local.device.type == "cpu":
         return x
-    if name_of(func) == "type" and other is None and not options:
+    if name == "type" and other is None and not options:
         return func(x.local)
-    if isinstance(other, str) and name_of(func) == "to":
+    if name == "cuda" and other is None:
+        options.setdefault("device", name)
+    if isinstance(other, (str, int)) and name in ("to", "cuda"):
         rest = (torch.device(other), *rest[1:])
     return pointwise(func, (x, *rest), options)
 
 
-def _check_devices(*values: object) -> None:
+def _check_devices(args: Arguments, kwargs: Options) -> None:
     """Rows go to the CPU, or to the device of their rank.
 
     Raises:
-        ValueError: they are to go to another one.
+        ValueError: a call would have them elsewhere.
     """
-    own = WORLD.device
-    for x in values:
+    own, named = WORLD.device, kwargs.get("device")
+    if isinstance(named, (str, int)):
+        named = torch.device(named)
+    for x in (*leaves(args), named):
         if not isinstance(x, torch.device) or x.type == "cpu":
             continue
         if x.type != own.type or x.index not in (None, own.index):
