@@ -25,6 +25,7 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, meshes
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import cached
+from fastgraph.dist.tensor.sharded import is_sharded
 from fastgraph.registry.operators import Size
 
 
@@ -154,8 +155,8 @@ def _fastest(relation: Relation, layer: Layer, names: Sequence[str]) -> _Fastest
             print(f"fastgraph.dist: {_described(layer)} by {choice}", file=sys.stderr)
         return _Fastest(choice.name, choice.modes[choice.name].mesh, "fastest")
 
-    key = ("mode", *names, layer, *relation[1:])
-    found: _Fastest = cached(part_of(relation.index), key, make)
+    index, key = relation.index, ("mode", *names, layer, *relation[1:])
+    found: _Fastest = cached(part_of(index), key, make, is_part=is_sharded(index))
     return found
 
 
