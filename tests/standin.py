@@ -9,9 +9,10 @@ function in Python takes all operations (``torch.library.Library.fallback``).
 from __future__ import annotations
 
 import ctypes
-import traceback
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ _ASKS_FOR_VALUES = frozenset(
     )
 )
 """Operations whose result, or its shape, is of values that the device has."""
+
+ELSEWHERE = "elsewhere"
+
+_BETWEEN = ("torch", "functools", "contextlib")
+_OF_TESTS = (__name__, "tests.late", "tests.collectives", "tests.dist.on_device")
+"""Modules through which a call goes to the device."""
 
 _library: torch.library.Library | None = None
 
@@ -73,6 +80,13 @@ def install() -> None:
         _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
         _library = torch.library.Library("_", "IMPL")
         _library.fallback(_run, "PrivateUse1")
+        clone = torch.UntypedStorage.clone
+
+        def cloned(x: torch.UntypedStorage) -> torch.UntypedStorage:
+            return _cloned(x) if x.device.type == DEVICE else clone(x)
+
+        torch.UntypedStorage.clone = cloned  # type: ignore[method-assign]
+        torch.serialization.register_package(1, lambda _: None, _restored)
 
 
 @contextmanager
@@ -97,6 +111,20 @@ def on_device(x: Tensor) -> Tensor:
     return _as(x, _DEVICE)
 
 
+def _cloned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A copy, for which torch would allocate memory of the device."""
+    of_host = on_host(on_device(torch.empty(0, dtype=torch.uint8)).set_(storage))
+    return on_device(of_host.clone()).untyped_storage()
+
+
+def _restored(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """What ``torch.load`` has read, where it was when it was saved."""
+    if location.partition(":")[0] != DEVICE:
+        return None
+    of_host = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+    return on_device(of_host).untyped_storage()
+
+
 def _as(x: Tensor, kind: int) -> Tensor:
     capsule = _to_dlpack(x.detach())
     of_device = _pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
@@ -110,7 +138,7 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return _copied(*args, **kwargs)
     if name in _ASKS_FOR_VALUES and kwargs.get("output_size") is None:
         _wait(name)
-    if _is_view(op):
+    if _is_view(op) or name == "aten::set_":
         return op.redispatch(_ON_HOST, *args, **kwargs)  # which leaves its device to a view
     _check_one_device(op, args, kwargs)
     pairs: dict[int, tuple[Tensor, Tensor]] = {}
@@ -175,6 +203,18 @@ def _become(given: Tensor, host: Tensor) -> None:
 
 def _wait(what: str) -> None:
     if WAITS is not None:
-        frames = [f for f in traceback.extract_stack() if "/fastgraph/" in f.filename]
-        line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "elsewhere"
-        WAITS.append(f"{what} at {line}")
+        WAITS.append(f"{what} at {_place()}")
+
+
+def _place() -> str:
+    """The line of the package that waits, or :data:`ELSEWHERE`, for what others ask torch for."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        root = name.partition(".")[0]
+        if root == "fastgraph":
+            return f"{name}:{frame.f_lineno}"
+        if root not in _BETWEEN and name not in _OF_TESTS:
+            break
+        frame = frame.f_back
+    return ELSEWHERE

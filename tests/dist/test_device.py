@@ -5,7 +5,6 @@ The device is the stand-in of :mod:`tests.standin`, the collectives are those of
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,8 +14,6 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
 import fastgraph
 import fastgraph.dist as fgd
@@ -25,6 +22,7 @@ from fastgraph.registry import registry
 from tests import forks, late, standin
 from tests.dist import probes
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, graph, uneven
+from tests.dist.on_device import MadeOnDevice
 from tests.dist.test_operations import difference, outcome
 
 OF_UPSTREAM = {
@@ -54,26 +52,6 @@ OF_STAND_IN = {
 """Probes that the stand-in cannot run."""
 
 
-class _Scripted(TorchFunctionMode):
-    """Factories that a probe calls give tensors on the device, as its author would have it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _device_constructors() and kwargs.get("device") is None:
-            frame = sys._getframe(1)
-            while _is_between(frame.f_globals.get("__name__", "")) and frame.f_back is not None:
-                frame = frame.f_back
-            if frame.f_globals.get("__name__", "").startswith(probes.__name__):
-                kwargs["device"] = standin.DEVICE
-        return func(*args, **kwargs)
-
-
-def _is_between(name: str) -> bool:
-    return name.partition(".")[0] in ("torch", "functools") or name == "fastgraph.dist.tensor.hooks"
-
-
 def probed_on_this_rank() -> dict[str, str]:
     """The error of each operation on the device, or nothing."""
     standin.install()
@@ -89,7 +67,7 @@ def probed_on_this_rank() -> dict[str, str]:
     for name in names:
         fgd.COUNTS.reset()
         try:
-            with _Scripted():
+            with MadeOnDevice(lambda name: name.startswith(probes.__name__)):
                 values = outcome(probes.PROBES[name], data)
             found[name] = difference(
                 expected[name], [None if x is None else standin.on_host(x) for x in values]

@@ -57,6 +57,7 @@ def _handle(of_ranks: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     """
     if len(of_ranks) == 1:
         return None  # which is of all ranks
+    mine: dist.ProcessGroup | None
     mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in of_ranks])
     return mine
 

@@ -1,0 +1,99 @@
+"""Scripts as if their authors had said the stand-in device, where on a GPU they would say that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+import fastgraph
+from fastgraph.registry import registry
+from tests import late, standin
+
+IsAuthor = Callable[[str], bool]
+"""Tells by the name of a module whether what it makes is for the device."""
+
+SAID = "the host has waited for: "
+"""Begins a line about what rank 0 has waited for, of which a program has not asked."""
+
+_COMPARED = (0, 1, 2, 3, 7, 15)
+"""Steps in which ranks compare what they have alike, or make what later ones use."""
+
+_BETWEEN = ("torch", "functools", "contextlib")
+_HOOKS = "fastgraph.dist.tensor.hooks"
+
+
+class MadeOnDevice(TorchFunctionMode):
+    """Factories that some modules call without a device give tensors on the stand-in."""
+
+    def __init__(self, is_author: IsAuthor) -> None:
+        super().__init__()
+        self._is_author = is_author
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_open = func in _device_constructors() and kwargs.get("device") is None
+        if is_open and self._is_author(_author(sys._getframe(1))):
+            kwargs["device"] = standin.DEVICE
+        return func(*args, **kwargs)
+
+
+def install() -> None:
+    """Have the rest of this script's tensors be on the device, and routed layers compute there.
+
+    When it ends, it prints what the host has waited for in warm steps of its optimizers, though
+    neither the script nor PyG has asked for it.
+    """
+    late.install()
+    registry.DEVICE_TYPES = (*registry.DEVICE_TYPES, standin.DEVICE)  # type: ignore[assignment]
+    fastgraph.disable()
+    fastgraph.enable(backend="reference", cache_bytes=2**24)
+    from_numpy = torch.from_numpy
+
+    def of_script(array: Any) -> torch.Tensor:
+        found = from_numpy(array)
+        is_own = _author(sys._getframe(1)) == "__main__"
+        return found.to(standin.DEVICE) if is_own else found
+
+    torch.from_numpy = of_script
+    MadeOnDevice(_is_not_ours).__enter__()
+    _watch()
+
+
+def _is_not_ours(name: str) -> bool:
+    return name.partition(".")[0] not in ("fastgraph", "tests")
+
+
+def _author(frame: FrameType) -> str:
+    """The module that calls a function of torch, maybe through others of torch."""
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] not in _BETWEEN and name not in (_HOOKS, __name__):
+            return str(name)
+        frame = frame.f_back
+    return ""
+
+
+def _watch() -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    waits: list[str] = []
+    standin.WAITS, steps = waits, 0
+
+    def after_step(*_: object) -> None:
+        nonlocal steps
+        if steps not in _COMPARED:
+            for wait in waits:
+                if not wait.endswith(standin.ELSEWHERE):
+                    print(SAID + wait)
+        steps += 1
+        waits.clear()
+
+    register_optimizer_step_post_hook(after_step)

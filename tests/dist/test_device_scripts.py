@@ -1,0 +1,88 @@
+"""Scripts on ranks whose tensors are on a device: they print what they print on the CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import forks
+from tests.dist import on_device
+from tests.dist.test_scripts import LAUNCHED
+from tests.dist.test_user_scripts import FOLDER, IN_FLOAT64, SCRIPTS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+ON_DEVICE = "from tests.dist import on_device; on_device.install()\n"
+
+NOT_ON_STAND_IN = {
+    "content_and_cites": "its labels are a LongTensor, which torch has for the CPU and CUDA alone",
+    "node2vec": "torch has no sparse gradients for its spare device",
+}
+
+FIRST = ("autoencoder", "early_stopping", "heterogeneous", "link_prediction")
+
+QUIET = ("gat", "gatv2", "gcn", "sage", "transformer")
+"""Examples that read nothing but losses and accuracies, along the same edges in each step."""
+
+EPOCHS = "8"
+
+LOADING = """
+import sys, types
+import torch
+from torch_geometric.data import Data
+
+def load(*_):
+    n = 60
+    kind = torch.randint(0, 3, (n,))
+    masks = {f"{name}_mask": kind == i for i, name in enumerate(("train", "val", "test"))}
+    x, y, edges = torch.randn(n, 6), torch.randint(0, 4, (n,)), torch.randint(0, n, (2, 300))
+    return Data(x=x, y=y, edge_index=edges, **masks), 4
+
+module = sys.modules["data_loading"] = types.ModuleType("data_loading")
+module.load, module.add_arguments = load, lambda parser: parser.set_defaults(dataset="", root="")
+"""
+
+
+def printed(folder: Path, world_size: int, text: str, *words: str) -> tuple[list[str], list[str]]:
+    """What a script prints in one process on the CPU, and on ranks with a device."""
+    folders = folder / "plain", folder / "ranks"
+    for path, preamble in zip(folders, (IN_FLOAT64, IN_FLOAT64 + ON_DEVICE), strict=True):
+        path.mkdir()
+        (path / "script.py").write_text(preamble + text)
+    plain = forks.python("script.py", *words, cwd=folders[0])
+    assert plain.returncode == 0, plain.stderr
+    found = forks.launched(world_size, *LAUNCHED, "script.py", *words, cwd=folders[1])
+    return plain.stdout.splitlines(), found.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FIRST else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in SCRIPTS
+        if name not in NOT_ON_STAND_IN
+    ],
+)
+def test_user_scripts_print_what_they_print_on_one_process(
+    tmp_path: Path, world_size: int, name: str
+) -> None:
+    # An array of a tensor on a GPU is not to be had.
+    text = (FOLDER / f"{name}.py").read_text().replace(".numpy()", ".cpu().numpy()")
+    expected, found = printed(tmp_path, world_size, text)
+    assert expected
+    assert [line for line in found if line in expected] == expected, found
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_examples_do_so_and_have_the_host_wait_for_nothing_of_ours(
+    tmp_path: Path, world_size: int, name: str
+) -> None:
+    text = LOADING + (EXAMPLES / f"{name}.py").read_text()
+    expected, found = ([re.sub(r"[Tt]ime: \S+", "", line) for line in lines] for lines in printed(
+        tmp_path, world_size, text, "--epochs", EPOCHS
+    ))  # fmt: skip
+    assert len(expected) == int(EPOCHS) + 1
+    assert [line for line in found if line in expected] == expected, found
+    assert not [line for line in found if line.startswith(on_device.SAID)]
