@@ -43,7 +43,6 @@ class Issued(NamedTuple):
 
 ISSUED: list[Issued] = []
 
-_OBJECTS = ("broadcast_object_list", "all_gather_object")
 _GATHERS = ("all_gather_single", "all_gather_into_tensor")
 
 
@@ -81,14 +80,14 @@ def install() -> None:
         if upstream is not None:
             setattr(dist, kind, _taken_over(kind, upstream))
     transport._gather_parts = next(getattr(dist, kind) for kind in _GATHERS if hasattr(dist, kind))
-    for kind in _OBJECTS:
-        setattr(dist, kind, _of_host(getattr(dist, kind)))
+    dist.broadcast_object_list = _of_host(dist.broadcast_object_list)
 
 
 def _of_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def collective(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
-        assert device is not None and device.type == "cpu", "objects are the host's"
+        # Without a device torch takes the host, if the group has a library for it.
+        assert device is None or device.type == "cpu", "objects are the host's"
         return upstream(*args, device=device, **kwargs)
 
     return collective

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -32,6 +32,9 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 WAITS: list[str] | None = None
 """The operations that had the host wait for the device, while somebody records them."""
 
+RANDOM: Tensor | None = None
+"""The state of a generator of its own; without one it draws what the CPU would draw."""
+
 _ASKS_FOR_VALUES = frozenset(
     f"aten::{name}"
     for name in (
@@ -50,6 +53,16 @@ _OF_TESTS = (__name__, "tests.late", "tests.collectives", "tests.dist.on_device"
 _library: torch.library.Library | None = None
 
 
+class _Stream:
+    """In which work is done at once."""
+
+    def synchronize(self) -> None:
+        """Wait for its end."""
+
+
+_STREAM = _Stream()
+
+
 class _Module(torch.utils.backend_registration._DummyBackendModule):
     """``torch.standin``."""
 
@@ -64,13 +77,34 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
 
     @staticmethod
     def get_rng_state(device: object = None) -> Tensor:
-        """That of the host, of which its operations draw."""
-        return torch.get_rng_state()
+        """That of the host, of which its operations draw by default."""
+        return torch.get_rng_state() if RANDOM is None else RANDOM
 
     @staticmethod
     def set_rng_state(state: Tensor, device: object = None) -> None:
         """See :meth:`get_rng_state`."""
-        torch.set_rng_state(state)
+        global RANDOM
+        if RANDOM is None:
+            torch.set_rng_state(state)
+        else:
+            RANDOM = state.clone()
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """What ``torch.manual_seed`` does besides."""
+        global RANDOM
+        if RANDOM is not None:
+            RANDOM = torch.Generator().manual_seed(seed).get_state()
+
+    @staticmethod
+    def current_stream() -> _Stream:
+        """The only one."""
+        return _STREAM
+
+    @staticmethod
+    def stream(stream: _Stream) -> AbstractContextManager[None]:
+        """Within, work goes there."""
+        return nullcontext()
 
 
 def install() -> None:
@@ -153,7 +187,8 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return pairs[id(x)][1]
 
     args = [_tensor_of(x, a) for x, a in zip(args, op._schema.arguments, strict=False)]
-    found = op(*tree_map(lent, args), **tree_map(lent, kwargs))
+    with _random(op):
+        found = op(*tree_map(lent, args), **tree_map(lent, kwargs))
     for given, host in pairs.values():
         if host.shape != given.shape:  # the result has another shape than the memory for it
             _become(given, host)
@@ -162,6 +197,20 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         lambda x: owners.get(id(x), on_device(x)) if isinstance(x, Tensor) else x,
         tuple(found) if isinstance(found, tuple) else found,
     )
+
+
+@contextmanager
+def _random(op: torch._ops.OpOverload) -> Iterator[None]:
+    """Have an operation draw of the device's own generator, if there is one."""
+    global RANDOM
+    if RANDOM is None or torch.Tag.nondeterministic_seeded not in op.tags:
+        yield
+        return
+    of_host = torch.get_rng_state()
+    torch.set_rng_state(RANDOM)
+    yield
+    RANDOM = torch.get_rng_state()
+    torch.set_rng_state(of_host)
 
 
 def _tensor_of(x: Any, argument: torch.Argument) -> Any:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from fastgraph import manifest
 from fastgraph.dist.files.nesting import NamedTensors, Spec, Value, decoded, encoded
 from fastgraph.dist.ranks.agreement import on_all_ranks, on_first_rank
+from fastgraph.dist.ranks.own_device import random_state, set_random_state
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from fastgraph.dist.tensor.layout import Layout, usual
@@ -74,9 +75,10 @@ def save(
     """Keep the state of a training in files, from which :func:`load` goes on.
 
     All ranks must call it. What is kept are parameters and buffers, the state of the optimizer, and
-    the random states of torch (on the CPU), ``random`` and numpy. A checkpoint is a numbered folder
-    in ``path``: it is written under another name, flushed to permanent storage, and renamed, and
-    older ones are removed after that. So whatever happens meanwhile, a complete one is there.
+    the random states of torch (on the CPU, and on the device of the ranks), ``random`` and numpy.
+    A checkpoint is a numbered folder in ``path``: it is written under another name, flushed to
+    permanent storage, and renamed, and older ones are removed after that. So whatever happens
+    meanwhile, a complete one is there.
 
     Args:
         path: a folder for the checkpoints of one training, made if it is not there.
@@ -284,6 +286,9 @@ def _newest(path: Path) -> Manifest | None:
 
 def _random_states() -> dict[str, object]:
     states = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    of_device = random_state(WORLD.device)
+    if of_device is not None:
+        states[WORLD.device.type] = of_device
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, words, *rest = numpy.random.get_state()
@@ -293,6 +298,8 @@ def _random_states() -> dict[str, object]:
 
 def _set_random_states(states: Mapping[str, Value]) -> None:
     torch.set_rng_state(states["torch"])
+    if WORLD.device.type in states:  # of ranks that had devices of this kind
+        set_random_state(WORLD.device, states[WORLD.device.type])
     random.setstate(states["python"])
     if "numpy" in states and "numpy" in sys.modules:
         name, words, *rest = states["numpy"]

@@ -96,7 +96,7 @@ def _without_warning() -> Iterator[None]:
 
 def _as_stored(x: Tensor) -> Tensor:
     if not isinstance(x, ShardedTensor):
-        return x.contiguous()
+        return on_host(x).contiguous()
     local = on_host(take(x.local, x.axis, _even(x.rows.n).position, x.rows))
     return _part(local.contiguous(), x.shape, x.axis)
 

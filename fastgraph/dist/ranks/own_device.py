@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 HOST = torch.device("cpu")
 
@@ -91,6 +92,19 @@ def through(device: torch.device) -> str:
     config = str(dist.get_backend_config())
     by_kind = dict(part.split(":") for part in config.split(",") if ":" in part)
     return by_kind.get(device.type, "" if by_kind else config)
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """The state of a device's generator of random numbers, bytes on the host; none of the CPU's."""
+    if device == HOST:
+        return None
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Have a device, which is not the CPU, go on from such a state."""
+    torch.get_device_module(device).set_rng_state(state, device)
 
 
 def _kind() -> str | None:

@@ -16,7 +16,14 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from fastgraph.dist.ranks.own_device import HOST, OwnDevice, own_device, through
+from fastgraph.dist.ranks.own_device import (
+    HOST,
+    OwnDevice,
+    own_device,
+    random_state,
+    set_random_state,
+    through,
+)
 from fastgraph.upstream import PACKAGES
 
 RANDOM_MODES = ("rows", "exact")
@@ -97,8 +104,9 @@ def init(
 ) -> World:
     """Join the ranks that ``torchrun`` has started; without it, be the only one.
 
-    All ranks go on with the random states of rank 0 (torch, ``random`` and numpy), as a program
-    that sets no seed would otherwise be another one on each.
+    All ranks go on with the random states of rank 0 (torch on the host and on the device of the
+    rank, ``random`` and numpy), as a program that sets no seed would otherwise be another one on
+    each.
 
     Args:
         backend: of ``torch.distributed``, unless a process group exists already. ``"auto"``: gloo
@@ -178,21 +186,30 @@ def _leave() -> None:
 
 
 def share_random_states() -> None:
-    """Have all ranks go on with the random states of rank 0: torch's, ``random``'s and numpy's."""
+    """Have all ranks go on with the random states of rank 0.
+
+    They are torch's, that of the rank's device, ``random``'s and numpy's.
+
+    Raises:
+        RanksDivergedError: rank 0 has another kind of device, or sends by another library.
+    """
     if WORLD.size == 1:
         return
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
     own = f"{WORLD.device.type} by {WORLD.through}"
-    states = [(own, torch.get_rng_state(), random.getstate(), of_numpy)]
+    of_device = random_state(WORLD.device)
+    states = [(own, torch.get_rng_state(), of_device, random.getstate(), of_numpy)]
     dist.broadcast_object_list(states, 0, device=HOST)
-    of_first, of_torch, of_random, of_numpy = states[0]
+    of_first, of_torch, of_device, of_random, of_numpy = states[0]
     if own != of_first:
         raise RanksDivergedError(
             f"rank {WORLD.rank} would compute on {own}, and rank 0 on {of_first}: give all ranks "
             "devices of one kind, one each, or pass backend='gloo' and stay on the CPU"
         )
     torch.set_rng_state(of_torch)
+    if of_device is not None:
+        set_random_state(WORLD.device, of_device)
     random.setstate(of_random)
     if numpy is not None and of_numpy is not None:
         numpy.random.set_state(of_numpy)

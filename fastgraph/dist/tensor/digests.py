@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.board import ADVICE, BOARD
+from fastgraph.dist.ranks.own_device import random_state
 from fastgraph.dist.ranks.world import (
     BEGINNING,
     WORLD,
@@ -171,9 +172,10 @@ class Digests:
         )
 
     def _compare_random_states(self) -> None:
-        numpy = sys.modules.get("numpy")
+        numpy, of_device = sys.modules.get("numpy"), random_state(WORLD.device)
         states = {
             "torch": torch.get_rng_state().numpy().tobytes(),
+            str(WORLD.device): b"" if of_device is None else of_device.numpy().tobytes(),
             "random": pickle.dumps(random.getstate()),
             "numpy.random": b"" if numpy is None else pickle.dumps(numpy.random.get_state()),
         }
