@@ -90,6 +90,16 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
             RANDOM = state.clone()
 
     @staticmethod
+    def mem_get_info(device: object = None) -> tuple[int, int]:
+        """Bytes that are free, and all."""
+        return 2**30, 2**32
+
+    @staticmethod
+    def memory_reserved(device: object = None) -> int:
+        """Bytes that torch keeps for this process."""
+        return 2**20
+
+    @staticmethod
     def manual_seed_all(seed: int) -> None:
         """What ``torch.manual_seed`` does besides."""
         global RANDOM

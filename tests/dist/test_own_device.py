@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import fastgraph.dist as fgd
+from fastgraph.dist.operators import links
+from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.ranks.own_device import OwnDevice, chosen
 from fastgraph.dist.ranks.world import WORLD, RanksDivergedError, share_random_states
 from tests import forks, late, standin
@@ -76,6 +78,19 @@ def test_ranks_with_other_devices_or_libraries_are_told() -> None:
     first, second = forks.on_ranks(_with_another_library_on_one_rank, 2)
     assert not first
     assert "rank 1 would compute on cpu by nccl, and rank 0 on cpu by gloo" in second
+
+
+def _memory_to_plan_with() -> float:
+    late.install()
+    if WORLD.rank == 1:
+        torch.get_device_module(standin.DEVICE).mem_get_info = lambda _: (2**29, 2**32)
+    figures = Cluster(1e-4, 1e9, 1e-9, 1e-9, 0.0, (1.0,) * WORLD.size)
+    with mock.patch.object(links, "_read", return_value=figures):
+        return links.of_ranks().memory
+
+
+def test_modes_are_chosen_by_the_memory_of_the_device_that_has_least() -> None:
+    assert forks.on_ranks(_memory_to_plan_with, 2) == [2**29 + 2**20] * 2
 
 
 def _refused() -> list[str]:

@@ -20,6 +20,7 @@ from fastgraph import settings
 from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.devices import Device, devices, identities, memory_of_a_rank, scores
+from fastgraph.dist.ranks.own_device import HOST, usable_memory
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.machine import cache, native
 from fastgraph.ops.attention import ATTENTION
@@ -57,7 +58,7 @@ def of_ranks() -> Cluster:
             measured = measure()
             cluster = transport.broadcast(_keep(found, measured) if WORLD.rank == 0 else None)
         assert cluster is not None  # that of the first rank
-        KNOWN[WORLD.size] = cluster._replace(memory=memory_of_a_rank(found))
+        KNOWN[WORLD.size] = cluster._replace(memory=_memory(found))
     return KNOWN[WORLD.size]
 
 
@@ -74,7 +75,14 @@ def measure() -> Cluster:
     found = devices(bandwidth=False)
     speeds = scores(found)  # what takes moments does not feel a quota
     paces = tuple(min(speeds) / speed for speed in speeds)
-    return Cluster(latency, 1 / per_byte, work, sums, memory_of_a_rank(found), paces)
+    return Cluster(latency, 1 / per_byte, work, sums, _memory(found), paces)
+
+
+def _memory(found: Sequence[Device]) -> float:
+    """Bytes where operators compute, of the rank that has least. All ranks must call it."""
+    if WORLD.device == HOST:
+        return memory_of_a_rank(found)
+    return float(min(transport.gather_objects(usable_memory(WORLD.device))))
 
 
 def _identity(found: Sequence[Device]) -> str:

@@ -94,6 +94,13 @@ def through(device: torch.device) -> str:
     return by_kind.get(device.type, "" if by_kind else config)
 
 
+def usable_memory(device: torch.device) -> int:
+    """Bytes of a device, which is not the CPU, that this process has taken or may take."""
+    module = torch.get_device_module(device)
+    free, _ = module.mem_get_info(device)
+    return int(free + module.memory_reserved(device))
+
+
 def random_state(device: torch.device) -> Tensor | None:
     """The state of a device's generator of random numbers, bytes on the host; none of the CPU's."""
     if device == HOST:
