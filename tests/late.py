@@ -50,9 +50,12 @@ class Late:
     """The handle of a collective, which ends when the device is told to wait for it."""
 
     def __init__(
-        self, work: dist.Work, received: Tensor, result: Tensor, sent: Sequence[tuple[Tensor, ...]]
+        self,
+        works: Sequence[dist.Work],
+        received: Sequence[tuple[Tensor, Tensor]],
+        sent: Sequence[tuple[Tensor, Tensor]],
     ) -> None:
-        self._work, self._received, self._result, self._sent = work, received, result, sent
+        self._works, self._received, self._sent = works, received, sent
 
     def is_completed(self) -> bool:
         """False: the host is not told."""
@@ -61,10 +64,12 @@ class Late:
     def wait(self, timeout: object = None) -> bool:
         """Have the device wait."""
         assert timeout is None, "a host waits for nothing that its device receives"
-        self._work.wait()
+        for work in self._works:
+            work.wait()
         for given, copy in self._sent:
             assert torch.equal(standin.on_host(given), copy), "it was changed while it was sent"
-        standin.on_host(self._result).copy_(self._received)
+        for found, result in self._received:
+            standin.on_host(result).copy_(found)
         return True
 
 
@@ -80,6 +85,7 @@ def install() -> None:
         if upstream is not None:
             setattr(dist, kind, _taken_over(kind, upstream))
     transport._gather_parts = next(getattr(dist, kind) for kind in _GATHERS if hasattr(dist, kind))
+    dist.all_gather = _gathered_parts
     dist.broadcast_object_list = _of_host(dist.broadcast_object_list)
 
 
@@ -104,14 +110,34 @@ def _taken_over(kind: str, upstream: Callable[..., Any]) -> Callable[..., Any]:
             _refuse(kind, x)
         copy = standin.on_host(given).clone()
         received = copy.clone() if given is result else torch.empty_like(standin.on_host(result))
-        if result.numel():
-            standin.on_host(result).view(-1).view(torch.uint8).fill_(255)  # which is NaN
+        _spoil(result)
         sent = [] if given is result else [(given, copy)]
         between = (received, *rest) if given is result else (received, copy, *rest)
-        late = Late(upstream(*between, async_op=True, **kwargs), received, result, sent)
+        late = Late([upstream(*between, async_op=True, **kwargs)], [(received, result)], sent)
         return late if async_op else late.wait()
 
     return collective
+
+
+def _gathered_parts(results: list[Tensor], given: Tensor, async_op: bool = False) -> Any:
+    """``all_gather`` of parts of any sizes, which gloo has not."""
+    rows = sum(len(result) for result in results)
+    ISSUED.append(Issued("all_gather", given.device.type, [rows, *given.shape[1:]]))
+    for x in (*results, given):
+        _refuse("all_gather", x)
+    copy = standin.on_host(given).clone()
+    received = [torch.empty_like(standin.on_host(result)) for result in results]
+    received[dist.get_rank()].copy_(copy)
+    for result in results:
+        _spoil(result)
+    works = [dist.broadcast(x, i, async_op=True) for i, x in enumerate(received) if x.numel()]
+    late = Late(works, list(zip(received, results, strict=True)), [(given, copy)])
+    return late if async_op else late.wait()
+
+
+def _spoil(result: Tensor) -> None:
+    if result.numel():
+        standin.on_host(result).view(-1).view(torch.uint8).fill_(255)  # which is NaN
 
 
 def _refuse(kind: str, x: Tensor) -> None:

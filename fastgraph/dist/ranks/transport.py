@@ -121,11 +121,14 @@ def sum_of_sparse(x: Tensor) -> Tensor:
 def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
     """The rows of all ranks in the order of ranks, of which rank ``r`` has ``counts[r]``.
 
-    A new tensor. Rows are padded to the longest part, as gloo gathers parts of one size only.
+    A new tensor. Through gloo, which gathers parts of one size only, rows are padded to the longest
+    part.
     """
     x = x.detach()
     if WORLD.size == 1:
         return x.clone(memory_format=torch.contiguous_format)
+    if not _is_of_host(x.device):
+        return _gathered_rows(x, counts)
     longest = max(counts)
     padded = x.new_zeros((longest, *x.shape[1:]))
     padded[: len(x)] = x
@@ -143,6 +146,17 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
         )
     starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
     return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
+
+
+def _gathered_rows(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """:func:`all_gather` by a library that takes parts of any sizes."""
+    received = x.new_empty((sum(counts), *x.shape[1:]))
+    if received.numel():
+        given, parts = as_bytes(x.contiguous()), list(as_bytes(received).split(list(counts)))
+        gather = lambda: dist.all_gather(parts, given, async_op=True)  # noqa: E731
+        sent = given.nbytes * (WORLD.size - 1)
+        _issue("all_gather", received.shape, x.dtype, sent, gather, device=x.device)
+    return received
 
 
 def all_to_all(
@@ -348,11 +362,15 @@ def _ask(
     kind: str, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device = HOST
 ) -> Asked:
     """Count a collective, of which all ranks ask for the same."""
-    is_of_host = device == HOST or WORLD.through == "gloo"
-    asked = Asked(BOARD.number, f"{kind} of {list(shape)} {dtype}", is_of_host)
+    asked = Asked(BOARD.number, f"{kind} of {list(shape)} {dtype}", _is_of_host(device))
     BOARD.number += 1
     BOARD.digest = zlib.crc32(asked.what.encode(), BOARD.digest)
     return asked
+
+
+def _is_of_host(device: torch.device) -> bool:
+    """True if the host waits for what is on a device to be sent, as gloo does the sending."""
+    return device == HOST or WORLD.through == "gloo"
 
 
 def _wait(work: dist.Work, asked: Asked) -> None:
