@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends.dropout import dropout_factors
+from fastgraph.backends.score_bias import of_types
 from fastgraph.plugins.backend import accumulator
 
 
@@ -84,9 +85,7 @@ def of_pairs(bias: Tensor | None, pair_type: Tensor | None, pairs: int) -> Tenso
         return bias
     if len(pair_type) != pairs:
         raise ValueError(f"pair_type must have shape [{pairs}], got {list(pair_type.shape)}")
-    for bad in pair_type[(pair_type < 0) | (pair_type >= len(bias))][:1].tolist():
-        raise IndexError(f"pair_type holds {bad}, expected 0 <= type < {len(bias)}")
-    return bias.index_select(0, pair_type.int())
+    return of_types(bias, pair_type, "pair_type")
 
 
 def _dense_softmax(

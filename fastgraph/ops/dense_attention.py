@@ -15,6 +15,7 @@ from fastgraph.ops.library import (
     needs_torch_operations,
     wanted_gradients,
 )
+from fastgraph.ops.score_bias import check_entry_types, refuse_types_alone
 from fastgraph.ops.topology import check_values
 from fastgraph.plugins.backend import accumulator, device_type
 from fastgraph.registry.registry import REGISTRY
@@ -69,7 +70,8 @@ def dense_attention(
             a graph without keys gets 0.
         bias: added to the scores, in the dtype of the query: ``[pairs, heads]``, in the order in
             which dropout numbers pairs, or with ``pair_type`` a table ``[types, heads]``.
-        pair_type: which row of the table each pair takes, uint8, int16 or int32 ``[pairs]``.
+        pair_type: which row of the table each pair takes, uint8, int16, int32 or int64
+            ``[pairs]``.
         scale: default: ``1 / sqrt(channels)``.
         dropout: probability with which a pair's weight is set to zero; the others are scaled up.
         seed: one int64 on the CPU that determines which weights are dropped; default: drawn from
@@ -90,10 +92,6 @@ def dense_attention(
     tensors = (query, key, value, bias, ptr, key_ptr, pair_type)
     out, stats = DENSE_ATTENTION(*tensors, seed, scale, dropout)
     return out, stats
-
-
-TYPES = (torch.uint8, torch.int16, torch.int32)
-"""The dtypes of types of pairs."""
 
 
 def _check(
@@ -118,27 +116,12 @@ def _check(
             raise ValueError(
                 f"key_ptr must have as many offsets as ptr, {ptr.shape[0]}, got {key_ptr.shape[0]}"
             )
+    refuse_types_alone("pair_type", pair_type, bias)
     if bias is not None:
         rows = "pairs" if pair_type is None else "types"
         check_heads("bias", bias, (rows, query.shape[1]), query)
     if pair_type is not None:
-        _check_types(pair_type, bias, query)
-
-
-def _check_types(pair_type: Tensor, bias: Tensor | None, query: Tensor) -> None:
-    if bias is None:
-        raise ValueError("pair_type must be None without bias, got a tensor")
-    if pair_type.dtype not in TYPES:
-        raise ValueError(f"pair_type must be uint8, int16 or int32, got {pair_type.dtype}")
-    if pair_type.layout is not torch.strided or pair_type.dim() != 1:
-        raise ValueError(
-            f"pair_type must be dense [pairs], got shape {list(pair_type.shape)}, "
-            f"layout {pair_type.layout}"
-        )
-    if pair_type.device != query.device:
-        raise ValueError(
-            f"pair_type must be on query's device {query.device}, got {pair_type.device}"
-        )
+        check_entry_types("pair_type", pair_type, "pairs", query)
 
 
 def _check_offsets(name: str, ptr: Tensor, query: Tensor) -> None:

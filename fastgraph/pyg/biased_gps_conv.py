@@ -48,7 +48,8 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
             batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph.
             attn_bias: added to the scores of attention, ``[pairs, heads]``, or with ``pair_type`` a
                 table ``[types, heads]``. -infinity leaves a pair out.
-            pair_type: which row of the table each pair takes, uint8, int16 or int32 ``[pairs]``.
+            pair_type: which row of the table each pair takes, uint8, int16, int32 or int64
+                ``[pairs]``.
             kwargs: further arguments of ``conv``.
 
         Raises:

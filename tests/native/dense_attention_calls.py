@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fastgraph.backends import reference
+from fastgraph.ops.score_bias import ENTRY_TYPES
 from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.native.drawing import Draw, Library, Prepared, assert_near
 
@@ -34,7 +35,7 @@ class DenseAttention:
         special = draw.with_specials(draw.one_of(query, key, value))
         pairs, types = int((ptr.diff() * key_ptr.diff()).sum()), draw.one_of(1, 5, 200)
         pair_type = draw.integers(0, types, pairs)
-        pair_type = draw.maybe(pair_type.to(draw.one_of(torch.uint8, torch.int16, torch.int32)))
+        pair_type = draw.maybe(pair_type.to(draw.one_of(*ENTRY_TYPES)))
         bias = draw.features(dtype, pairs if pair_type is None else types, heads)
         if draw.flag():
             bias = pair_type = None

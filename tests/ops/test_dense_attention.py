@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.backends.dropout import dropout_factors
-from fastgraph.ops.dense_attention import TYPES
+from fastgraph.ops.score_bias import ENTRY_TYPES
 from fastgraph.plugins.backend import FLOATING
 from tests.conftest import selected
 
@@ -318,8 +318,8 @@ def test_bits_do_not_depend_on_threads_or_other_graphs(
         ({"bias": torch.ones(9)}, r"bias must have shape \[pairs, 1\], got \[9\]"),
         ({"bias": torch.ones(9, 1).double()}, "bias must have the dtype and device"),
         ({"pair_type": torch.zeros(9).byte()}, "pair_type must be None without bias, got a tensor"),
-        (TABLE | {"pair_type": torch.zeros(9)}, "pair_type must be uint8, int16 or int32, got"),
-        (TABLE | {"pair_type": torch.zeros(9).long()}, "pair_type must be uint8, int16 or int32"),
+        (TABLE | {"pair_type": torch.zeros(9)}, "pair_type must be uint8, int16, int32 or int"),
+        (TABLE | {"pair_type": torch.zeros(9).bool()}, "pair_type must be uint8, int16, int32"),
         (
             TABLE | {"pair_type": torch.zeros(8).byte()},
             r"pair_type must have shape \[9\], got \[8\]",
@@ -339,7 +339,7 @@ def test_bad_input(change: dict[str, Any], text: str, backend: str) -> None:
         ops.dense_attention(**({"ptr": torch.tensor([0, 3])} | arguments | change))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", ENTRY_TYPES)
 @pytest.mark.parametrize("bad", [-1, 4, 99])
 def test_types_beyond_the_table(dtype: torch.dtype, bad: int, backend: str) -> None:
     inputs = [features(3, 1, 2) for _ in range(3)]

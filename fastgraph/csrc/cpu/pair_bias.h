@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/bias_table.h"
 #include "cpu/score_bias.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -18,18 +19,7 @@ class PairBias {
   using A = Accumulator<T>;
 
  public:
-  explicit PairBias(const ScoreBias<T>& bias)
-      : bias_(bias),
-        row_(is_in_registers() ? 2 * N : bias.values.rows),
-        table_(scratch<A>(bias.types.given() ? row_ * bias.values.width : 0)) {
-    if (!bias.types.given()) return;
-    std::fill_n(table_.get(), row_ * bias.values.width, A{0});
-    for (int64_t type = 0; type < bias.values.rows; ++type) {
-      for (int64_t head = 0; head < bias.values.width; ++head) {
-        table_[head * row_ + type] = load_one(bias.values.row(type) + head);
-      }
-    }
-  }
+  explicit PairBias(const ScoreBias<T>& bias) : bias_(bias), table_(bias) {}
 
   bool given() const { return bias_.given(); }
 
@@ -41,9 +31,9 @@ class PairBias {
       for (int64_t j = 0; j < count; ++j) score[j] += load_one(own + j * bias_.values.width);
       return;
     }
-    const A* const own = table_.get() + head * row_;
+    const A* const own = table_.of_head(head);
     bias_.types.visit([&](const auto* types) {
-      if (is_in_registers()) {
+      if (table_.is_in_registers()) {
         add_from_registers(own, types + pair, count, score);
       } else {
         for (int64_t j = 0; j < count; ++j) score[j] += own[types[pair + j]];
@@ -54,9 +44,6 @@ class PairBias {
  private:
   static constexpr int N = kLanes<A>;
   static constexpr int64_t kAtOnce = 128;
-
-  // True if two vectors hold a head's part of the table, of which a permutation takes any values.
-  bool is_in_registers() const { return kVectorBytes >= 32 && bias_.values.rows <= 2 * N; }
 
   // Types are widened some way ahead: a load waits for narrower stores to the same place.
   template <typename Type>
@@ -78,8 +65,7 @@ class PairBias {
   }
 
   ScoreBias<T> bias_;
-  int64_t row_;
-  Scratch<A> table_;  // of types, [heads, row_]
+  BiasTable<T> table_;
 };
 
 // Of a table each group of units adds up its pairs. The sum of these sums is taken in the order of

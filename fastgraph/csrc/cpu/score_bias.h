@@ -11,7 +11,7 @@ namespace fastgraph {
 // The types of entries, in the dtype that they came in.
 struct EntryTypes {
   const void* data;
-  int bytes;  // 1: without a sign; 2 or 4: with one; 0: there are none
+  int bytes;  // 1: without a sign; 2, 4 or 8: with one; 0: there are none
 
   bool given() const { return bytes > 0; }
 
@@ -21,7 +21,8 @@ struct EntryTypes {
     switch (bytes) {
       case 1: return body(static_cast<const uint8_t*>(data));
       case 2: return body(static_cast<const int16_t*>(data));
-      default: return body(static_cast<const int32_t*>(data));
+      case 4: return body(static_cast<const int32_t*>(data));
+      default: return body(static_cast<const int64_t*>(data));
     }
   }
 };
