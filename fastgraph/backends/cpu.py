@@ -9,6 +9,7 @@ from fastgraph.backends.edge_programs import edge_program_kernel
 from fastgraph.backends.kernels import dense_attention_kernels, native_kernels
 from fastgraph.machine import native
 from fastgraph.plugins.backend import FLOATING, Kernel
+from fastgraph.registry.operators import BIASED_ATTENTION, EDGE_ATTENTION
 from fastgraph.tune.row_order import RowOrder
 
 _BUILDER = NativeBuilder(native.library)
@@ -19,7 +20,7 @@ _KERNELS = native_kernels(
     at_once={"gat"},
     leaves_out=True,
     by_destination={"segment_reduce"},
-    projects_edges=True,
+    more=(EDGE_ATTENTION, BIASED_ATTENTION),
 )
 _KERNELS |= dense_attention_kernels(native.library)
 _ROUNDED = {"edge_attention", "edge_attention_backward"}

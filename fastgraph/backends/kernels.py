@@ -15,7 +15,7 @@ from torch import Tensor
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel, accumulator
-from fastgraph.registry.operators import ATTENTION, EDGE_ATTENTION, GAT, GATV2, Attention
+from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
 
 
 class GroupedRows(Protocol):
@@ -40,7 +40,7 @@ def native_kernels(
     at_once: Collection[str],
     leaves_out: bool,
     by_destination: Collection[str] = (),
-    projects_edges: bool = False,
+    more: Sequence[Attention] = (),
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
@@ -51,7 +51,7 @@ def native_kernels(
         leaves_out: whether functions for gradients take ``None`` for those of optional operands and
             of ``head_scores`` that nobody wants. The others are written, wanted or not.
         by_destination: ``"segment_reduce"`` where its backward pass goes along destinations.
-        projects_edges: whether the library has ``edge_attention``.
+        more: attention operators that not every library has, and this one does.
     """
     device = _Device(library, rows, leaves_out)
     plain = _Plain(device)
@@ -65,7 +65,7 @@ def native_kernels(
         "head_scores": plain.head_scores,
         "head_scores_backward": plain.head_scores_backward,
     }
-    for operator in (GATV2, GAT, ATTENTION, *([EDGE_ATTENTION] if projects_edges else [])):
+    for operator in (GATV2, GAT, ATTENTION, *more):
         attention = _Attention(device, operator)
         kernels[operator.name] = attention.forward
         is_at_once = operator.name in at_once
@@ -335,6 +335,7 @@ class _Attention:
         """
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = self._empty_gradients(inputs, wanted)
+        places = self._operator.differentiable
         left = new_rows(stats, (graph.num_edges, stats.shape[1], 2 + self._of_signs(inputs, stats)))
         shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
         # The gradient of parameters depends on the order of rows, in bits.
@@ -344,14 +345,14 @@ class _Attention:
         getattr(library, f"{self._name}_backward_dst")(
             *by_destination.arguments,
             *shared,
-            *(g for g, is_one in zip(gradients, of_sources, strict=True) if not is_one),
+            *(gradients[i] for i in places if not of_sources[i]),
         )
         if wanted is None or any(w and s for w, s in zip(wanted, of_sources, strict=True)):
             by_source = self._rows(graph, grad, not transpose)
             getattr(library, f"{self._name}_backward_src")(
                 *by_source.arguments,
                 *shared,
-                *(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one),
+                *(gradients[i] for i in places if of_sources[i]),
             )
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
@@ -409,8 +410,10 @@ class _Attention:
                 if not wanted[position]:
                     inputs[position] = None
         return [
-            None if tensor is None else self._empty_gradient(position, tensor)
-            for position, tensor in enumerate(inputs)
+            None if tensor is None or operand.counts else self._empty_gradient(position, tensor)
+            for position, (operand, tensor) in enumerate(
+                zip(self._operator.operands, inputs, strict=True)
+            )
         ]
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:

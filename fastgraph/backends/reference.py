@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from fastgraph.backends.attention_reference import attention as attention
+from fastgraph.backends.attention_reference import attention_backward as attention_backward
+from fastgraph.backends.attention_reference import biased_attention as biased_attention
+from fastgraph.backends.attention_reference import (
+    biased_attention_backward as biased_attention_backward,
+)
 from fastgraph.backends.building import BY_TORCH, TorchBuilder
 from fastgraph.backends.dense_reference import dense_attention as dense_attention
 from fastgraph.backends.dense_reference import dense_attention_backward as dense_attention_backward
@@ -375,97 +381,4 @@ def gat_backward(
         lambda: softmax.sum_at(softmax.gathered, grad_z, score_src.shape[0]),
         lambda: softmax.sum_at(softmax.aggregating, grad_z, score_dst.shape[0]),
         lambda: None if score_edge is None else grad_z,
-    )
-
-
-def _with_edges(x: Tensor, edge: Tensor | None) -> Tensor:
-    """``x`` ``[E, heads, channels]`` with the edges' channels behind its own."""
-    if edge is None:
-        return x
-    return torch.cat([x, edge.unsqueeze(1).expand(-1, x.shape[1], -1)], dim=-1)
-
-
-def _from_products(
-    graph: Graph,
-    query: Tensor,
-    key: Tensor,
-    edge: Tensor | None,
-    transpose: bool,
-    scale: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Attention, Tensor]:
-    """The softmax, and the keys of the edges."""
-    nodes = endpoints(graph, transpose)
-    keys = _with_edges(key[nodes[0]], edge)
-    score = scale * (query[nodes[1]] * keys).sum(-1)
-    return attend(score, nodes, dropout, seed), keys
-
-
-def attention(
-    graph: Graph,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge: Tensor | None,
-    transpose: bool,
-    scale: float,
-    dropout: float,
-    seed: int,
-    weights: bool,
-    *,
-    addend: Tensor | None = None,
-) -> Results:
-    wide_query, wide_key, wide_value, wide_edge = widened(query, key, value, edge)
-    softmax, _ = _from_products(
-        graph, wide_query, wide_key, wide_edge, transpose, scale, dropout, seed
-    )
-    values = _with_edges(wide_value[softmax.gathered], wide_edge)
-    return results(softmax, values, addend, query.dtype, weights)
-
-
-def attention_backward(
-    graph: Graph,
-    grad: Tensor,
-    grad_alpha: Tensor | None,
-    grad_logsum: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge: Tensor | None,
-    stats: Tensor,
-    transpose: bool,
-    scale: float,
-    dropout: float,
-    seed: int,
-    *,
-    wanted: Sequence[bool] | None = None,
-) -> Gradients:
-    like = query
-    grad, grad_alpha = widened(grad, grad_alpha)
-    query, key, value, edge = widened(query, key, value, edge)
-    softmax, keys = _from_products(graph, query, key, edge, transpose, scale, dropout, seed)
-    softmax = softmax.with_shares(stats)
-    values = _with_edges(value[softmax.gathered], edge)
-    grad_score, grad_values = softmax.gradients(grad, grad_alpha, grad_logsum, values)
-    scaled = scale * grad_score.unsqueeze(-1)
-    grad_keys = scaled * query[softmax.aggregating]
-    channels = key.shape[-1]
-
-    def of_sources(grads: Tensor) -> Tensor:
-        # Batched gradients do not know the view that `grads[..., :channels]` would make.
-        return softmax.sum_at(softmax.gathered, grads.narrow(-1, 0, channels), key.shape[0])
-
-    def of_edges() -> Tensor | None:
-        if edge is None:
-            return None
-        return (grad_keys + grad_values).narrow(-1, channels, edge.shape[1]).sum(1)
-
-    return made(
-        like,
-        wanted,
-        lambda: softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0]),
-        lambda: of_sources(grad_keys),
-        lambda: of_sources(grad_values),
-        of_edges,
     )

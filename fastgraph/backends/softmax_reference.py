@@ -78,8 +78,13 @@ def attend(
     nodes: tuple[Tensor, Tensor, int],
     dropout: float,
     seed: int,
+    *,
+    may_hide_all: bool = False,
 ) -> Attention:
-    """The softmax of ``score`` ``[E, heads]``; ``nodes`` are :func:`endpoints`."""
+    """The softmax of ``score`` ``[E, heads]``; ``nodes`` are :func:`endpoints`.
+
+    With ``may_hide_all`` a node whose scores are all -infinity is as one without edges.
+    """
     gathered, aggregating, num_out = nodes
     heads = score.shape[1]
     index = aggregating.unsqueeze(-1).expand_as(score)
@@ -87,6 +92,8 @@ def attend(
     largest = score.new_zeros(num_out, heads).scatter_reduce(
         0, index, score.detach(), "amax", include_self=False
     )
+    if may_hide_all:
+        largest = largest.masked_fill(largest == -torch.inf, 0)
     exponential = (score - largest[aggregating]).exp()
     total = exponential.new_zeros(num_out, heads).index_add(0, aggregating, exponential)
     inverse = torch.where(total == 0, 0, total.reciprocal())
@@ -94,6 +101,8 @@ def attend(
     inverse = torch.where(largest == -torch.inf, torch.inf, inverse)
     keep = dropout_factors(score, dropout, seed)
     stats = torch.stack([largest, inverse], dim=-1)
+    if may_hide_all:
+        total = total.masked_fill(total == 0, 1)
     return Attention(exponential / total[aggregating], keep, gathered, aggregating, stats)
 
 

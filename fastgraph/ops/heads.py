@@ -26,6 +26,7 @@ from fastgraph.ops.library import (
     needs_torch_operations,
     wanted_gradients,
 )
+from fastgraph.ops.score_bias import check_entry_types
 from fastgraph.ops.topology import check_index, check_values, topology
 from fastgraph.plugins.backend import accumulator, device_type
 from fastgraph.registry.operators import Attention, Size
@@ -160,13 +161,16 @@ def check_inputs(
         if like is None:
             like = tensor
             check_values(operand.name, tensor)
+        if operand.counts:
+            check_entry_types(operand.name, tensor, _known(sizes, operand.shape[0]), like)
+            continue
         # A message is put together for what is wrong only: calls on small graphs would notice.
         if not _fits(operand.shape, tensor, like, sizes):
             expected = [_known(sizes, size) for size in operand.shape]
             check_heads(operand.name, tensor, expected, like)
-    optional = [inputs[position] for position in operator.optional]
-    if any(t is None for t in optional) and any(t is not None for t in optional):
-        names = " and ".join(operator.names[position] for position in operator.optional)
+    together = [inputs[operator.names.index(name)] for name in operator.together]
+    if any(t is None for t in together) and any(t is not None for t in together):
+        names = " and ".join(operator.together)
         raise ValueError(f"{names} must be given together, got one of them")
     return sizes
 
@@ -331,7 +335,7 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
         "bool weights) -> (Tensor, Tensor, Tensor)",
         forward,
         fake,
-        Gradient(tuple(range(len(operator.operands) + 1)), save, gradient),
+        Gradient((*operator.differentiable, len(operator.operands)), save, gradient),
     )
     return forward_operator, backward_operator
 

@@ -60,19 +60,27 @@ weights)``
     -> ``(out, stats, alpha)``. The same with ``edge @ weight_edge[head]`` added to the key and to
     the value, so that queries and outputs have ``channels``; operands as of ``gatv2``. Layers do
     without it where a backend has none.
+``biased_attention(graph, query, key, value, edge, bias, table, bias_index, transpose, scale,
+dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. ``attention`` with ``bias`` ``[E, heads]`` and the rows
+    ``bias_index`` (uint8, int16, int32 or int64, ``[E]``, to be checked by the kernel) of ``table``
+    ``[types, heads]`` added to scores; each is ``None`` or there, the last two together. Where all
+    scores of a node are -infinity, the output is the addend alone, and statistics and weights are
+    0. The gradient of ``bias_index`` is ``None``.
 ``dense_attention(query, key, value, bias, ptr, key_ptr, pair_type, scale, dropout, seed)``
     -> ``(out, stats)``.
     Of graphs in a row, of which each query attends to all keys of its own: ``ptr`` and ``key_ptr``
     are int64, contiguous, and to be checked by the kernel: ``[graphs + 1]`` offsets of queries, and
     of keys and values. Dropout has the pairs for edges, numbered graph by graph, query by query and
     key by key; numbers beyond 32 bits have their upper half in the third counter. ``bias``,
-    ``None`` or ``[pairs, heads]``, is added to scores; with ``pair_type`` (uint8, int16 or int32,
-    ``[pairs]``, to be checked by the kernel) it is ``[types, heads]``. Where it makes all scores of
-    a query -infinity, the output and the statistics are 0.
+    ``None`` or ``[pairs, heads]``, is added to scores; with ``pair_type`` (uint8, int16, int32 or
+    int64, ``[pairs]``, to be checked by the kernel) it is ``[types, heads]``. Where it makes all
+    scores of a query -infinity, the output and the statistics are 0.
 ``dense_attention_backward(grad, grad_logsum, query, key, value, bias, ptr, key_ptr, pair_type, out,
 stats, scale, dropout, seed, wants_bias)``
     -> the gradients of query, key, value and bias, ``None`` for the last if it is not wanted.
-``gatv2_backward``, ``gat_backward``, ``attention_backward``, ``edge_attention_backward``
+``gatv2_backward``, ``gat_backward``, ``attention_backward``, ``edge_attention_backward``,
+``biased_attention_backward``
     Take ``(graph, grad, grad_alpha, grad_logsum, <the tensors>, stats, <the options without
     weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``
     (accumulating dtype, ``[nodes, heads]``) is the gradient of the logarithm of the sum of

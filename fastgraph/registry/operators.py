@@ -31,11 +31,13 @@ class OperandShape(NamedTuple):
         shape: ``sources`` are the nodes whose features are gathered, ``destinations`` those that
             aggregate them, whichever way edges point. A sum of sizes reads ``"a + b"``.
         optional: whether it may be ``None``.
+        counts: whether it holds integers, which have no gradient: rows of another operand.
     """
 
     name: str
     shape: tuple[Size, ...]
     optional: bool = False
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ class Attention:
 
     Attributes:
         name: of the operator and of its native functions.
-        operands: the tensors that it differentiates by. Of those that are optional all are given,
-            or none.
+        operands: the tensors that it differentiates by, and integers that go with them.
         option: the number that its scores take, as kernels call it.
         schema: the same as callers call it.
         out: the shape of the output.
@@ -53,7 +54,8 @@ class Attention:
         has_signs: whether the gradients of sources depend on the sign that each channel has at each
             edge. Where edges have features, the pass over destinations leaves it for that over
             sources.
-        adds_edges: whether features of edges are added up, beside those of sources.
+        adds_edges: whether features of edges, ``edge``, are added up beside those of sources.
+        together: names of optional operands of which all are given, or none.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Attention:
     made: tuple[tuple[Size, ...], ...] = ()
     has_signs: bool = False
     adds_edges: bool = False
+    together: tuple[str, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -84,6 +87,11 @@ class Attention:
     def optional(self) -> tuple[int, ...]:
         """Positions of the operands that may be left out."""
         return tuple(i for i, operand in enumerate(self.operands) if operand.optional)
+
+    @cached_property
+    def differentiable(self) -> tuple[int, ...]:
+        """Positions of the operands that may have a gradient."""
+        return tuple(i for i, operand in enumerate(self.operands) if not operand.counts)
 
     @cached_property
     def checked(self) -> tuple[tuple[OperandShape, int], ...]:
@@ -133,8 +141,11 @@ class Attention:
 
     @cached_property
     def has_parameters(self) -> bool:
-        """True if an operand belongs neither to nodes nor to edges: a sum over all of them."""
-        rows = ("sources", "destinations", "edges")
+        """True if the gradient of an operand is a sum over all rows.
+
+        That of a table is one over edges, in their own order.
+        """
+        rows = ("sources", "destinations", "edges", "types")
         return any(operand.shape[0] not in rows for operand in self.operands)
 
 
@@ -150,6 +161,7 @@ GATV2 = Attention(
     option="slope",
     schema="float negative_slope",
     has_signs=True,
+    together=("edge", "weight_edge"),
 )
 GAT = Attention(
     "gat",
@@ -193,9 +205,25 @@ EDGE_ATTENTION = Attention(
     option=ATTENTION.option,
     schema=ATTENTION.schema,
     adds_edges=True,
+    together=GATV2.together,
 )
 """Which not every backend has: layers may do the same around :data:`ATTENTION`."""
-ATTENTIONS = (GAT, GATV2, ATTENTION, EDGE_ATTENTION)
+BIASED_ATTENTION = Attention(
+    "biased_attention",
+    (
+        *ATTENTION.operands,
+        OperandShape("bias", ("edges", "heads"), optional=True),
+        OperandShape("table", ("types", "heads"), optional=True),
+        OperandShape("bias_index", ("edges",), optional=True, counts=True),
+    ),
+    option=ATTENTION.option,
+    schema=ATTENTION.schema,
+    out=ATTENTION.out,
+    adds_edges=True,
+    together=("table", "bias_index"),
+)
+"""That of :func:`fastgraph.ops.attention` with a bias, which not every backend has either."""
+ATTENTIONS = (GAT, GATV2, ATTENTION, EDGE_ATTENTION, BIASED_ATTENTION)
 
 
 def _signature(positional: str, *keywords: str) -> Signature:

@@ -18,7 +18,7 @@ from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.operators import ATTENTIONS, Attention
 
-EDGE_DIM = 3
+EDGE_DIM, TYPES = 3, 5
 _SHAPES = ((1, 7), (2, 33), (4, 32))
 """Heads and channels: odd and even, below and above the width of a vector and of a warp."""
 
@@ -87,6 +87,10 @@ class _Values:
     def normal(self, *shape: int, of: torch.dtype | None = None) -> Tensor:
         values = torch.randn(shape, generator=self._generator, dtype=torch.float64)
         return values.to(of or self.dtype).double()
+
+    def types(self, count: int) -> Tensor:
+        """Rows of a table of biases."""
+        return torch.randint(TYPES, (count,), generator=self._generator).to(torch.uint8)
 
     def tied(self, *shape: int) -> Tensor:
         """Of few values, so that the extremum of a row is there several times."""
@@ -250,10 +254,13 @@ def _attention(
             "heads": heads,
             "channels": channels,
             "edge_dim": EDGE_DIM if with_edges else 0,
+            "types": TYPES,
         }
         tensors = [
             None
             if operand.optional and not with_edges
+            else values.types(*_shape(operand.shape, sizes))
+            if operand.counts
             else values.normal(*_shape(operand.shape, sizes))
             for operand in operator.operands
         ]

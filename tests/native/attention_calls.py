@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Attention:
         # Of the folded projection of edges half types are rounded, and not used.
         dtypes = FLOATING[:2] if operator == "edge_attention" else FLOATING
         dtype, heads, width = draw.one_of(*dtypes), draw.number(0, 4), draw.width()
+        if operator == "biased_attention" and draw.flag():
+            heads = draw.one_of(8, 33)  # with vectors of heads, and more than batches have
         edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
 
         def features(count: int, *shape: int) -> Tensor:
@@ -66,7 +68,9 @@ class Attention:
             if is_projected:
                 weight = None if edge is None else features(heads, edge_dim, width)
                 self.inputs["weight_edge"] = weight
-        given = [tensor for tensor in self.inputs.values() if tensor is not None]
+            if operator == "biased_attention":
+                self.inputs |= self._biases(draw, dtype, heads)
+        given = [tensor for tensor in self.inputs.values() if _is_feature(tensor)]
         self.special = draw.with_specials(draw.one_of(*given))
         self.options = {
             # A power of 2, so that scores have no roundings.
@@ -74,7 +78,7 @@ class Attention:
             "dropout": draw.one_of(0.0, 0.0, 0.3, 1.0),
             "seed": draw.number(-(2**63), 2**63 - 1),
         }
-        wide = [None if t is None else t.double() for t in self.inputs.values()]
+        wide = [t.double() if _is_feature(t) else t for t in self.inputs.values()]
         arguments = (False, *self.options.values())
         out, stats, alpha = getattr(reference, operator)(graph, *wide, *arguments, True)
         self.grad = draw.features(dtype, *out.shape)
@@ -101,6 +105,15 @@ class Attention:
         of_hub = int(torch.bincount(graph.col).max()) / 2048 if graph.num_edges else 0.0
         self.magnitude = 4.0 * (1 + width) * (1 + (edge_dim or 0)) * (1 + of_hub)
 
+    def _biases(self, draw: Draw, dtype: torch.dtype, heads: int) -> dict[str, Tensor | None]:
+        """None, that of edges, that of their types, or both."""
+        edges, types = self.graph.num_edges, draw.one_of(1, 5, 30, 700)
+        bias = draw.maybe(draw.features(dtype, edges, heads))
+        integers = (torch.int16, torch.int32, torch.int64, *([torch.uint8] if types < 256 else []))
+        index = draw.maybe(draw.integers(0, types, edges).to(draw.one_of(*integers)))
+        table = None if index is None else draw.features(dtype, types, heads)
+        return {"bias": bias, "table": table, "bias_index": index}
+
     def forward(self) -> Prepared:
         outputs = {
             "out": torch.full_like(self.grad, 77.0),
@@ -123,7 +136,7 @@ class Attention:
         return self._backward(self.graph.arguments, {"between": between}, names)
 
     def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:
-        others = [name for name in self.inputs if name not in names]
+        others = [n for n in self.inputs if n not in (*names, "bias_index")]
         call, _ = self.backward_dst(*others)
         lib(f"{function}_backward_dst", *call.values())
         return self._backward(self.flipped.arguments_t, {"between": call["between"]}, names)
@@ -148,6 +161,11 @@ class Attention:
         for name, tensor in outputs.items():
             if tensor is not None and not self.special:
                 assert_near(tensor, self.expected[name], magnitude, name)
+
+
+def _is_feature(x: Tensor | None) -> TypeGuard[Tensor]:
+    """True for what is there and differentiable."""
+    return x is not None and x.is_floating_point()
 
 
 def gatv2(lib: Library, draw: Draw) -> Prepared:
@@ -196,6 +214,20 @@ def edge_attention_backward_src(lib: Library, draw: Draw) -> Prepared:
     return made.backward_src(lib, "edge_attention", "key", "value")
 
 
+def biased_attention(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "biased_attention").forward()
+
+
+def biased_attention_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    names = ("query", "edge", "bias", "table")
+    return Attention(lib, draw, "biased_attention").backward_dst(*names)
+
+
+def biased_attention_backward_src(lib: Library, draw: Draw) -> Prepared:
+    made = Attention(lib, draw, "biased_attention")
+    return made.backward_src(lib, "biased_attention", "key", "value")
+
+
 def head_scores(lib: Library, draw: Draw) -> Prepared:
     dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
     nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
@@ -242,6 +274,9 @@ ATTENTION_CALLS = (
     edge_attention,
     edge_attention_backward_dst,
     edge_attention_backward_src,
+    biased_attention,
+    biased_attention_backward_dst,
+    biased_attention_backward_src,
     head_scores,
     head_scores_backward,
 )

@@ -54,6 +54,9 @@ UNTRUSTED |= {
     for name in ("dense_attention", "dense_attention_backward")
     for offsets in ("ptr", "key_ptr", "pair_type")
 }
+UNTRUSTED |= {
+    (f"biased_attention{which}", "bias_index") for which in ("", "_backward_dst", "_backward_src")
+}
 # Nor are tensors in lists of these.
 OF_LISTS = {"sample_local_nodes", "sample_neighbors", "unique_and_compact"}
 

@@ -27,6 +27,9 @@ def attention_calls(
     additive = {"x_src": src, "x_dst": dst, "att": att, "edge": edge, "weight_edge": weight}
     scores = {"x": src, "score_src": score_src, "score_dst": score_dst, "score_edge": alpha}
     products = {"query": query, "key": src, "value": src.clone(), "edge": edge}
+    biases = {"bias": alpha, "table": torch.randn(4, HEADS)}
+    biases["bias_index"] = torch.arange(graph.num_edges, dtype=torch.int32) % 4
+    biased = {**products, **biases}
     projected = {**products, "query": dst, "weight_edge": weight}
 
     def results(out: Tensor) -> dict[str, Tensor]:
@@ -87,6 +90,21 @@ def attention_calls(
         "attention_backward_src": {
             **matrix_t,
             **products,
+            **options,
+            **given(query),
+            **gradients(key=src, value=src),
+        },
+        "biased_attention": {**matrix, **biased, **options, **results(query)},
+        "biased_attention_backward_dst": {
+            **matrix,
+            **biased,
+            **options,
+            **given(query),
+            **gradients(query=query, edge=edge, bias=alpha, table=biases["table"]),
+        },
+        "biased_attention_backward_src": {
+            **matrix_t,
+            **biased,
             **options,
             **given(query),
             **gradients(key=src, value=src),
@@ -258,6 +276,12 @@ FUNCTIONS = (
     "attention",
     "attention_backward_dst",
     "attention_backward_src",
+    "biased_attention",
+    "biased_attention_backward_dst",
+    "biased_attention_backward_src",
+    "edge_attention",
+    "edge_attention_backward_dst",
+    "edge_attention_backward_src",
     "dense_attention",
     "dense_attention_backward",
 )
@@ -267,6 +291,8 @@ LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {
     ("same_indices", "a"),
     ("dense_attention", "bias"),
+    ("biased_attention", "table"),
+    ("biased_attention_backward_src", "table"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
 }

@@ -72,6 +72,10 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Tensor]]] = {
             "edge": _edges(4),
         },
     ),
+    "biased attention": (
+        ops.attention,
+        {"query": _nodes(), "key": _nodes(), "value": _nodes(), "bias": _edges(HEADS)},
+    ),
     "edge_attention": (
         ops.edge_attention,
         {

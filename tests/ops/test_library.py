@@ -192,6 +192,12 @@ def results(x: Tensor) -> dict[str, Tensor]:
             heads, heads, heads[:1], EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
         )[0],
         "attention": ops.attention(heads, heads, heads, EDGES)[0],
+        "biased_attention of edges": ops.attention(
+            heads, heads, heads, EDGES, bias=score[EDGES[0]]
+        )[0],
+        "biased_attention of types": ops.attention(
+            heads, heads, heads, EDGES, bias=score, bias_index=EDGES[0].to(torch.uint8)
+        )[0],
         "edge_attention": ops.edge_attention(
             heads, heads, heads, EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
         )[0],

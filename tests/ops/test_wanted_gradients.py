@@ -133,6 +133,9 @@ def test_threads_ask_for_themselves() -> None:
     assert sorted(Sum.asked) == [SECOND] * 8 + [FIRST] * 8
 
 
+TYPES = (torch.arange(INDEX.shape[1]) % 3).to(torch.uint8)
+
+
 def heads(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
@@ -171,6 +174,19 @@ OPERATORS: dict[str, Callable[[], tuple[Callable[..., Tensor], list[Tensor]]]] =
             of_nodes(),
             of_nodes(),
             heads(INDEX.shape[1], EDGE_DIM),
+        ],
+    ),
+    "biased_attention of edges": lambda: (
+        lambda q, k, v, b: ops.attention(q, k, v, INDEX, bias=b)[0],
+        [*(of_nodes() for _ in range(3)), heads(INDEX.shape[1], HEADS)],
+    ),
+    "biased_attention of types": lambda: (
+        lambda q, k, v, e, b: ops.attention(q, k, v, INDEX, edge=e, bias=b, bias_index=TYPES)[0],
+        [
+            heads(NODES, HEADS, WIDTH + EDGE_DIM),
+            *(of_nodes() for _ in range(2)),
+            heads(INDEX.shape[1], EDGE_DIM),
+            heads(3, HEADS),
         ],
     ),
     "edge_attention": lambda: (

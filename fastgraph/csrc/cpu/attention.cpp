@@ -1,8 +1,9 @@
 // Scaled dot-product attention over neighbourhoods: the score of an entry is
 // scale * <query[row], key[col]>. Where edges carry features, these follow the channels of the key
-// and of the value, so queries and outputs are wider by as much.
+// and of the value, so queries and outputs are wider by as much. A bias may be added to scores.
 #include <algorithm>
 
+#include "cpu/biased_attention.h"
 #include "cpu/edge_attention.h"
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
@@ -62,11 +63,12 @@ inline void add_products(const RowBatch& batch, int64_t row, EntryRange entries,
   add_dots<T>(batch, row, entries, own, others.width, EdgeRows<T>(edge), products);
 }
 
-template <typename T>
+template <typename T, typename Bias>
 struct Scores {
   using A = Accumulator<T>;
 
   AttentionInputs<T> in;
+  const Bias& bias;
   A scale;
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
@@ -78,23 +80,25 @@ struct Scores {
       add_products<T>(batch, row, entries, in.query, in.key, in.edge, score);
     });
     for (int64_t i = 0; i < batch.size(); ++i) score[i] *= scale;
+    bias.add_to_batch(batch, score);
   }
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
     auto score = dots<T>(block, in.query, 0, NodeRows<T>(in.key));
     if (in.edge.width > 0) score += dots<T>(block, in.query, in.key.width, EdgeRows<T>(in.edge));
-    return scale * score;
+    return bias.added(block, scale * score);
   }
 };
 
 // The gradients of query and edge. State holds the sums for the query, and behind them those of
 // edges by their weights, where these are wanted.
-template <typename T>
-struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
+template <typename T, typename Bias>
+struct BackwardDst : DestinationSoftmax<T, BackwardDst<T, Bias>> {
   using A = Accumulator<T>;
 
   AttentionInputs<T> in;
+  const Bias& bias;
   A scale;
   Result<T> grad_query;
   Matrix<A> grad_edge;  // added to, or null
@@ -113,7 +117,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
       found.score += dots<T>(block, in.query, in.key.width, EdgeRows<T>(in.edge));
       found.product += dots<T>(block, this->grad, in.key.width, EdgeRows<T>(in.edge));
     }
-    found.score *= scale;
+    found.score = bias.added(block, scale * found.score);
     return found;
   }
 
@@ -127,6 +131,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
       add_products<T>(batch, row, entries, this->grad, in.value, in.edge, product.data);
     });
     for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
+    bias.add_to_batch(batch, p.data);
     this->gradients_of_scores(batch, product.data, p.data, weight.data);
     for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
@@ -340,15 +345,45 @@ struct BackwardSrc : SourceSoftmax<T> {
   }
 };
 
+template <typename T, typename Bias>
+void run_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in, const Bias& bias,
+                      double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                      Accumulator<T>* between, Heads<T> grad_query,
+                      Matrix<Accumulator<T>> grad_edge, Heads<T> edge_sums) {
+  const int64_t width = in.query.width;
+  const BackwardDst<T, Bias> pass{{{width + edge_sums.width}, given, between, dropout},
+                                  in,
+                                  bias,
+                                  static_cast<Accumulator<T>>(scale),
+                                  Result<T>(grad_query),
+                                  grad_edge,
+                                  Result<T>(edge_sums),
+                                  edge_sums.data != nullptr};
+  run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
+}
+
 }  // namespace
 
 template <typename T>
 void attention(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
                const SoftmaxOutputs<T>& outputs) {
-  const Scores<T> scores{in, static_cast<Accumulator<T>>(scale)};
-  run_forward<T, Scores<T>>(
+  const NoBias<T> none;
+  const Scores<T, NoBias<T>> scores{in, none, static_cast<Accumulator<T>>(scale)};
+  run_forward<T, Scores<T, NoBias<T>>>(
       graph, 2 * in.query.width,
       {scores, NodeRows<T>(in.value), EdgeRows<T>(in.edge), dropout, outputs});
+}
+
+template <typename T>
+void biased_attention(const OrderedCsr& graph, const AttentionInputs<T>& in,
+                      const EdgeBiases<T>& biases, double scale, Dropout dropout,
+                      const SoftmaxOutputs<T>& outputs) {
+  const EdgeBias<T> bias(biases, graph);
+  const Scores<T, EdgeBias<T>> scores{in, bias, static_cast<Accumulator<T>>(scale)};
+  run_forward<T, Scores<T, EdgeBias<T>>>(
+      graph, 2 * in.query.width,
+      {scores, NodeRows<T>(in.value), EdgeRows<T>(in.edge), dropout, outputs},
+      [&] { empty_rows_without_share<T>(outputs); });
 }
 
 template <typename T>
@@ -366,15 +401,17 @@ void attention_backward_dst_with_sums(const OrderedCsr& graph, const AttentionIn
                                       const SoftmaxGradients<T>& given, Accumulator<T>* between,
                                       Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
                                       Heads<T> edge_sums) {
-  const int64_t width = in.query.width;
-  const BackwardDst<T> pass{{{width + edge_sums.width}, given, between, dropout},
-                            in,
-                            static_cast<Accumulator<T>>(scale),
-                            Result<T>(grad_query),
-                            grad_edge,
-                            Result<T>(edge_sums),
-                            edge_sums.data != nullptr};
-  run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
+  run_backward_dst<T>(graph, in, NoBias<T>(), scale, dropout, given, between, grad_query, grad_edge,
+                      edge_sums);
+}
+
+template <typename T>
+void attention_backward_dst_with_bias(const OrderedCsr& graph, const AttentionInputs<T>& in,
+                                      const EdgeBiases<T>& biases, double scale, Dropout dropout,
+                                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
+                                      Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge) {
+  run_backward_dst<T>(graph, in, EdgeBias<T>(biases, graph), scale, dropout, given, between,
+                      grad_query, grad_edge, {});
 }
 
 template <typename T>
@@ -392,8 +429,10 @@ void attention_backward_src(const OrderedCsr& transpose, const AttentionInputs<T
 }
 
 FASTGRAPH_INSTANTIATE(attention)
+FASTGRAPH_INSTANTIATE(biased_attention)
 FASTGRAPH_INSTANTIATE(attention_backward_dst)
 FASTGRAPH_INSTANTIATE(attention_backward_dst_with_sums)
+FASTGRAPH_INSTANTIATE(attention_backward_dst_with_bias)
 FASTGRAPH_INSTANTIATE(attention_backward_src)
 
 }  // namespace fastgraph

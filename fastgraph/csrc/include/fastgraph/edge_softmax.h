@@ -77,6 +77,14 @@ FASTGRAPH_INLINE Softmax<A> softmax_of_few(const SharedBlock& block, BlockOf<A> 
   return {exponential, largest, 1 / sum_of_entries<A>(block, exponential)};
 }
 
+// True if the scores of a head are all -infinity, which is rare: statistics need not be read.
+template <typename A>
+inline bool has_head_without_share(const Softmax<A>& softmax) {
+  const BlockOf<A> lowest = splat<A, kBlock>(-std::numeric_limits<A>::infinity());
+  const BlockOf<A> is_lowest = softmax.largest == lowest ? splat<A, kBlock>(1) : BlockOf<A>{};
+  return sum_of<A, kBlock>(is_lowest) > 0;
+}
+
 // What exponentials are taken relative to; -infinity - -infinity would be NaN.
 template <typename A>
 inline A softmax_origin(A largest) {
@@ -327,14 +335,44 @@ struct Weights : RowSums<Accumulator<T>> {
   void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
 };
 
-template <typename T, typename Scores>
-void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
+// Before the weights are found, finish() may edit outputs and statistics.
+template <typename T, typename Scores, typename Finish>
+void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass,
+                 const Finish& finish) {
   const SoftmaxOutputs<T>& outputs = pass.outputs;
   const Schedule schedule = make_schedule(graph);
   run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width, pass);
+  finish();
   if (outputs.alpha.data == nullptr) return;
   run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width,
                            Weights<T, Scores>{{0}, pass});
+}
+template <typename T, typename Scores>
+void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
+  run_forward<T, Scores>(graph, width, pass, [] {});
+}
+
+// Rows whose scores are all -infinity become as rows without entries.
+template <typename T>
+void empty_rows_without_share(const SoftmaxOutputs<T>& outputs) {
+  using A = Accumulator<T>;
+  constexpr A kInfinity = std::numeric_limits<A>::infinity();
+  constexpr int64_t kRows = 1 << 10;  // of a task
+  const Heads<T>& out = outputs.out;
+  for_each_task((out.nodes + kRows - 1) / kRows, out.nodes * out.heads, [&](int64_t task) {
+    const int64_t end = std::min((task + 1) * kRows, out.nodes);
+    for (int64_t row = task * kRows; row < end; ++row) {
+      for (int64_t head = 0; head < out.heads; ++head) {
+        A* const own = outputs.stats.at(row, head);
+        if (own[0] != -kInfinity || own[1] != kInfinity) continue;
+        own[0] = own[1] = 0;
+        const T* const addend = outputs.addend_of(row, head);
+        for (int64_t f = 0; f < out.width; ++f) {
+          store_one(out.at(row, head) + f, addend == nullptr ? A{0} : load_one(addend + f));
+        }
+      }
+    }
+  });
 }
 
 // The part of a backward pass over destinations that knows the softmax. `Pass` provides
@@ -387,7 +425,8 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   // Weights and gradients for a row of few entries, of which this was found.
   EdgeGradients<A> gradients_of_few(const SharedBlock& block, Dots<A> found) const {
     const Softmax<A> softmax = softmax_of_few<A>(block, found.score);
-    const BlockOf<A> p = softmax.exponential * softmax.inverse_sum;
+    BlockOf<A> p = softmax.exponential * softmax.inverse_sum;
+    if (has_head_without_share<A>(softmax)) clear_heads_without_share(block, p);
     const BlockOf<A> keep = kept<A>(dropout, block);
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
     const BlockOf<A> product = keep * (found.product + direct);
@@ -399,6 +438,14 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     }
     expect_writes(block);
     return {p * keep, p * (product - of_row)};
+  }
+
+  // Weights of heads that the forward pass, or who joined its result to others, said to have none.
+  void clear_heads_without_share(const SharedBlock& block, BlockOf<A>& p) const {
+    for (int h = 0; h < block.heads; ++h) {
+      if (this->stats.at(block.row, block.head + h)[1] != 0) continue;
+      for (int i = 0; i < block.stride; ++i) p[h * block.stride + i] = 0;
+    }
   }
 
   // Scores of a batch become their gradients, where `product` is <grad, value> of each entry, and
