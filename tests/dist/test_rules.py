@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,6 +19,8 @@ SIZES = {
     **{"sources": 3, "destinations": 3, "edges": 4, "heads": 2, "channels": 5},
     **{"edge_dim": 0, "channels + edge_dim": 5},
 }
+
+BIAS = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.0, 3.0], [-2.0, 0.0]])
 
 
 def differentiated() -> list[str]:
@@ -55,7 +60,9 @@ def test_weights_multiply_the_rows_that_are_said_to_be_summed(operator: Attentio
         for operand in operator.operands
         if not operand.optional
     ]
-    function = getattr(ops, operator.name)
+    is_biased = operator.name == "biased_attention"  # which callers know as attention
+    function: Any = ops.attention if is_biased else getattr(ops, operator.name)
+    function = partial(function, bias=BIAS) if is_biased else function
     before = function(*inputs, EDGES)[0]
     assert before.abs().min() > 0
     if operator.name != "gatv2":  # which scores the rows, too

@@ -17,7 +17,7 @@ from fastgraph.dist.tensor.sharded import enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
-from fastgraph.ops.attention import ATTENTION
+from fastgraph.ops.attention import ATTENTION, BIASED_ATTENTION
 from fastgraph.ops.edge_attention import EDGE_ATTENTION
 from fastgraph.ops.gat import GAT
 from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
@@ -53,8 +53,13 @@ class FusedAttention(NamedTuple):
         """
         if call.ptr is not None or call.seed is not None:
             raise NoRuleError
-        if call.dropout > 0 and self.spec.adds_edges and self.has_values_of_edges(call):
+        if call.dropout > 0 and self.spec.adds_edges and self._of(call, "edge") is not None:
             raise NoRuleError
+
+    def _of(self, call: Call, name: str) -> Operand:
+        """An operand of a call by its name."""
+        found: Operand = call.inputs[self.spec.names.index(name)]
+        return found
 
     def has_values_of_edges(self, call: Call) -> bool:
         """True if an operand with a row for each edge is given."""
@@ -87,6 +92,7 @@ FUSED_ATTENTIONS = {
         FusedAttention(operators.GATV2, GATV2),
         FusedAttention(operators.ATTENTION, ATTENTION),
         FusedAttention(operators.EDGE_ATTENTION, EDGE_ATTENTION),
+        FusedAttention(operators.BIASED_ATTENTION, BIASED_ATTENTION),
     )
 }
 """By the names of operators."""

@@ -100,10 +100,10 @@ class Halo(Mode):
         graph = neighbourhoods(*relation)
         places = attention.spec.places
         inputs = _local(graph, places, call.inputs)
-        pairs = zip(attention.spec.shapes, inputs, strict=True)
-        present = [(shape, x) for shape, x in pairs if x is not None]
-        gathered = [x for shape, x in present if shape[0] == "sources"]
-        of_edges = [shape for shape, _ in present if shape[0] == "edges"]
+        pairs = zip(attention.spec.operands, inputs, strict=True)
+        present = [(operand, x) for operand, x in pairs if x is not None]
+        gathered = [x for operand, x in present if operand.shape[0] == "sources"]
+        of_edges = [operand for operand, _ in present if operand.shape[0] == "edges"]
         edges = functools.partial(graph.edges_of, numbered=needs_weights(call) or bool(of_edges))
         addend, rows = graph.of_destinations(call.addend), graph.destinations
         factor = dropout_of_weights(call, graph)
@@ -119,7 +119,7 @@ class Halo(Mode):
             return Results(*found)
 
         # Values of edges are copied for halves, and features of theirs may be wider than nodes'.
-        splits = all("heads" in shape for shape in of_edges)
+        splits = all("heads" in operand.shape or operand.counts for operand in of_edges)
         gathered = gathered if splits else []
         found = computed(graph, graph.local, edges, gathered, compute, addend=addend)
         stats = ShardedTensor(found.stats, rows, 0)

@@ -25,7 +25,7 @@ from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.heads import Call
 from fastgraph.ops.spmm import SPMM
-from fastgraph.registry.operators import Size
+from fastgraph.registry.operators import OperandShape, Size
 
 
 class Heads(Mode):
@@ -50,7 +50,7 @@ class Heads(Mode):
         """See :meth:`Mode.attention`; statistics stay where they were made: sharded by heads."""
         heads = layout_of_heads(num_heads(call))
         shapes = attention.spec.shapes
-        _check_heads(shapes, call.inputs, heads.n)
+        _check_heads(attention.spec.operands, call.inputs, heads.n)
         graph, destinations = whole_graph(*relation), relation.destinations
         inputs = _operands(shapes, call.inputs, graph, heads)
         weights = needs_weights(call)
@@ -77,16 +77,18 @@ class Heads(Mode):
 
 
 def _check_heads(
-    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], expected: int
+    operands: Sequence[OperandShape], inputs: Sequence[Tensor | None], expected: int
 ) -> None:
     """Operands have so many heads, and one dtype; if not, upstream's own message is wanted.
+
+    Integers that go with them have a dtype of their own.
 
     Raises:
         NoRuleError: they do not.
     """
-    present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
-    for x, shape in present:
-        fits = x.dim() == len(shape) and x.dtype == present[0][0].dtype
+    present = [(x, operand) for x, operand in zip(inputs, operands, strict=True) if x is not None]
+    for x, (_, shape, _, counts) in present:
+        fits = x.dim() == len(shape) and (counts or x.dtype == present[0][0].dtype)
         if not fits or ("heads" in shape and x.shape[shape.index("heads")] != expected):
             raise NoRuleError
 
