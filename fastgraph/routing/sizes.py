@@ -43,6 +43,8 @@ class Least(NamedTuple):
 SUM = Least(inference=10_000, training=6500, wide=32, narrow_edges=32)
 # Upstream multiplies by weights in a pass of its own.
 WEIGHTED_SUM = Least(inference=6500, training=3000, wide=24, narrow_edges=32)
+# Gradients of weights, too: a pass of their own, over edges that are not in order.
+LEARNED_SUM = Least(inference=6500, training=5000, wide=32, narrow_edges=32)
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 WEIGHTED_GCN = Least(inference=3000, training=2000, wide=32)

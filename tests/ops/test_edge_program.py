@@ -302,6 +302,22 @@ def test_functions_in_float32(operation: str) -> None:
     torch.testing.assert_close(ours, exact.float(), rtol=6e-7, atol=1e-37, equal_nan=True)
 
 
+def test_angles_in_float32() -> None:
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40, 1.0, 3e38])
+    random = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    y = torch.cat([special.repeat_interleave(len(special)), random, random * 1e-6]).unsqueeze(1)
+    x = torch.cat([special.repeat(len(special)), random.flip(0), random.roll(1)]).unsqueeze(1)
+    loops = torch.arange(len(x)).repeat(2, 1)
+    builder = Builder()
+    operands = [builder.operand(name, "gathered", 1) for name in ("y", "x")]
+    program = builder.program(("max", builder.apply("atan2", *operands)))
+    (ours,) = ops.edge_program(program, {"y": y, "x": x}, loops)
+    exact = torch.atan2(y.double(), x.double()).float()
+    torch.testing.assert_close(ours, exact, rtol=3e-7, atol=0, equal_nan=True)
+    is_known = ~exact.isnan()
+    assert torch.equal(ours.signbit()[is_known], exact.signbit()[is_known])
+
+
 def test_gradients_that_nobody_wants_are_not_computed() -> None:
     message = Message(Case("random", random_edges(12, 9, 60), 12, 9), values=ordinary)
     attention_like(message)

@@ -28,7 +28,7 @@ from torch_geometric.nn import (
 import fastgraph
 from fastgraph.graphs.memo import MEMO
 from fastgraph.pyg import propagate, small_layers, traced
-from fastgraph.routing.sizes import TOO_SMALL, WEIGHTED_SUM
+from fastgraph.routing.sizes import LEARNED_SUM, TOO_SMALL, WEIGHTED_SUM
 
 NODES, EDGES, CHANNELS = 50, 4000, 2
 
@@ -117,7 +117,8 @@ def test_other_calls_take_their_routes(layer: str) -> None:
     with fastgraph.enabled(min_edges=0):
         torch.testing.assert_close(call(conv, x, graph), expected)
     assert sum(routed for routed, *_ in _counts()) > 0
-    bound = WEIGHTED_SUM.training * WEIGHTED_SUM.narrow_edges * 11 // 10  # self-loops may go
+    bounds = (least.training * least.narrow_edges for least in (WEIGHTED_SUM, LEARNED_SUM))
+    bound = max(bounds) * 11 // 10  # self-loops may go
     graph = torch.randint(NODES, (2, bound))
     expected = call(conv, x, graph)
     fastgraph.status().reset()

@@ -67,12 +67,16 @@ void slice_heads(const A* const* in, int64_t heads, int64_t of_head, int64_t sta
 template <typename A>
 void pad_heads(const A* const* in, int64_t heads, int64_t of_head, int64_t start, int64_t count,
                int64_t edges, A* out) {
+  std::fill_n(out, edges * heads * count, A{});
+  out += start;
   for (int64_t g = 0; g < edges; ++g) {
     const A* from = in[g];
     for (int64_t h = 0; h < heads; ++h, from += of_head, out += count) {
-      std::fill_n(out, start, A{});
-      std::memcpy(out + start, from, of_head * sizeof(A));
-      std::fill_n(out + start + of_head, count - start - of_head, A{});
+      if (of_head == 1) {
+        *out = *from;
+      } else {
+        std::memcpy(out, from, of_head * sizeof(A));
+      }
     }
   }
 }

@@ -35,24 +35,32 @@ constexpr int64_t kMultipliedBytes = 1 << 16;
 // go over them in whole vectors.
 constexpr int64_t kNarrow = 32;
 
+// Whether operands of so many channels are read where they are: others are copied, as they are
+// narrow or of another type.
+constexpr bool is_in_place(int64_t width, bool is_half) { return width >= kNarrow && !is_half; }
+
 // Where the values of slots are, in elements of a task's memory.
 struct EdgeLayout {
   int64_t block;  // edges at once
+  int64_t ahead;  // operands are asked for so many edges before; narrow ones take less time
   std::vector<int64_t> begin;
   int64_t size = 0;
 
   EdgeLayout(const EdgeCode& code, int64_t item_bytes, bool is_half) {
     int64_t bytes = 1;  // of all that is computed or kept for one edge
+    bool is_narrow = true;
     for (int64_t s = 0; s < code.num_slots; ++s) {
       if (code.slots[s].kind == EdgeSlotKind::kOfEdge) bytes += code.slots[s].width * item_bytes;
+      is_narrow = is_narrow && code.slots[s].width < kNarrow;
     }
     const int64_t most = code.multiplies() ? kMultipliedBytes : kRegisterBytes;
-    block = std::clamp(most / bytes, kLeastEdges, kMostEdges);
+    block = std::clamp(most / bytes, kLeastEdges, is_narrow ? kMostEdges : kMostWideEdges);
+    ahead = is_narrow ? 2 * block : block;
     for (int64_t s = 0; s < code.num_slots; ++s) {
       const EdgeSlot slot = code.slots[s];
-      const bool is_read_in_place = slot.is_operand() && slot.width >= kNarrow && !is_half;
       begin.push_back(size);
-      if (!is_read_in_place) size += round_up((has_edges(slot) ? block : 1) * slot.width);
+      if (slot.is_operand() && is_in_place(slot.width, is_half)) continue;
+      size += round_up((has_edges(slot) ? block : 1) * slot.width);
     }
     size = round_up(size + 1);  // vectors may begin with the last value
   }
@@ -104,13 +112,15 @@ class EdgeRegisters {
       const EdgeSlot slot = code.slots[s];
       place(s, layout.block, EdgeLayout::has_edges(slot) ? slot.width : 0);
       if (slot.kind == EdgeSlotKind::kConstant) *own(s) = static_cast<A>(code.constants[s]);
-      if (slot.kind == EdgeSlotKind::kParameter) put_all(s, operands[s]);
+      if (slot.kind == EdgeSlotKind::kParameter) put_all(s);
       of_kind_[static_cast<int>(slot.kind)].push_back(s);
     }
     for (const auto kind : {EdgeSlotKind::kGathered, EdgeSlotKind::kEdge}) {
-      for (const int32_t s : of(kind)) ahead_.push_back({operands[s], 0, width(s)});
+      for (const int32_t s : of(kind)) {
+        if (is_in_place(width(s), is_half<T>)) ahead_.push_back({operands[s], 0, width(s)});
+      }
+      if (kind == EdgeSlotKind::kGathered) num_gathered_ = static_cast<int64_t>(ahead_.size());
     }
-    num_gathered_ = static_cast<int64_t>(of(EdgeSlotKind::kGathered).size());
     num_ahead_ = static_cast<int64_t>(ahead_.size());
     for (int64_t i = 0; i < code.num_instructions; ++i) add_product(code.instructions[i]);
     run(0, 1);
@@ -132,7 +142,7 @@ class EdgeRegisters {
   void begin_rows(const EdgeRows& rows) {
     for (const int32_t s : of(EdgeSlotKind::kRow)) {
       place(s, rows.count, width(s));
-      put_rows(s, rows.count, [&](int64_t r) { return rows.row[r]; });
+      put_rows(s, rows.count, 0, [&](int64_t r) { return rows.row[r]; });
     }
     for (const int32_t s : of(EdgeSlotKind::kOfRow)) place(s, rows.count, width(s));
     run(1, rows.count);
@@ -152,14 +162,15 @@ class EdgeRegisters {
   // Has the operands of some entries in the block. Those that follow come next.
   void put_edges(int64_t first, int64_t edges) {
     const int32_t* const col = graph_.col + first;
+    const int64_t left = graph_.num_entries - first;
     for (const int32_t s : of(EdgeSlotKind::kGathered)) {
-      put_rows(s, edges, [=](int64_t g) -> int64_t { return col[g]; });
+      put_rows(s, edges, left, [=](int64_t g) -> int64_t { return col[g]; });
     }
     for (const int32_t s : of(EdgeSlotKind::kEdge)) {
-      put_rows(s, edges, [&](int64_t g) { return graph_.edge(first + g); });
+      put_rows(s, edges, left, [&](int64_t g) { return graph_.edge(first + g); });
     }
-    next_ = first + layout_.block;
-    num_next_ = graph_.num_entries - next_;
+    next_ = first + layout_.ahead;
+    num_next_ = ahead_.empty() ? 0 : left - layout_.ahead;
   }
 
   // Asks for the operands of the entry that comes next in the place of an edge. Whatever goes over
@@ -210,50 +221,60 @@ class EdgeRegisters {
 
   A* own(int32_t slot) const { return memory_.get() + layout_.begin[slot]; }
 
-  // Values in the place of one edge: a copy where they are narrow or of another type.
-  FASTGRAPH_INLINE void put(int32_t slot, int64_t g, const T* values) {
-    const int64_t count = width(slot);
-    if constexpr (!is_half<T>) {
-      if (count >= kNarrow) {
-        at_[slot * kMostEdges + g] = values;
-        return;
-      }
+  // Each width that operands often have, as a constant, or whichever it is.
+  template <typename F>
+  static FASTGRAPH_INLINE void with_width(int64_t width, const F& f) {
+    switch (width) {
+      case 1: return f(std::integral_constant<int64_t, 1>{});
+      case 2: return f(std::integral_constant<int64_t, 2>{});
+      case 4: return f(std::integral_constant<int64_t, 4>{});
+      case 8: return f(std::integral_constant<int64_t, 8>{});
+      case 16: return f(std::integral_constant<int64_t, 16>{});
+      default: return f(width);
     }
-    A* const to = own(slot) + g * count;
-    for_each_chunk<N, 1>(0, count, [&](auto chunk, int64_t c) {
+  }
+
+  static FASTGRAPH_INLINE void copy_row(const T* from, int64_t width, A* to) {
+    for_each_chunk<N, 1>(0, width, [&](auto chunk, int64_t c) {
       using C = decltype(chunk);
       for (int q = 0; q < C::kCount; ++q) {
         const int64_t f = c + q * C::kLanes;
-        store<C::kLanes>(to + f, load<C::kLanes>(values + f));
+        store<C::kLanes>(to + f, load<C::kLanes>(from + f));
       }
     });
   }
 
-  // The same for some edges, of which each has a row of an operand.
+  // Has rows of an operand in the places of some edges or rows. Where they are copied, those that
+  // come next are asked for, of so many in all.
   template <typename Row>
-  FASTGRAPH_INLINE void put_rows(int32_t slot, int64_t edges, const Row& row) {
+  FASTGRAPH_INLINE void put_rows(int32_t slot, int64_t edges, int64_t in_all, const Row& row) {
     const T* const values = operands_[slot];
-    const int64_t count = width(slot);
-    if (count == 1) {
-      A* const to = own(slot);
-      for (int64_t g = 0; g < edges; ++g) to[g] = load_one(values + row(g));
-      return;
-    }
-    if constexpr (!is_half<T>) {
-      if (count >= kNarrow) {
-        const A** const at = &at_[slot * kMostEdges];
-        for (int64_t g = 0; g < edges; ++g) at[g] = values + row(g) * count;
-        return;
+    A* const to = own(slot);
+    const int64_t ahead = layout_.ahead, num_next = in_all - ahead;
+    with_width(width(slot), [&](auto count) {
+      if constexpr (!is_half<T>) {
+        if (is_in_place(count, false)) {
+          const A** const at = &at_[slot * kMostEdges];
+          for (int64_t g = 0; g < edges; ++g) at[g] = values + row(g) * count;
+          return;
+        }
       }
-    }
-    for (int64_t g = 0; g < edges; ++g) put(slot, g, values + row(g) * count);
+      for (int64_t g = 0; g < edges; ++g) {
+        if (g < num_next) prefetch_row(values + row(g + ahead) * count, count);
+        copy_row(values + row(g) * count, count, to + g * count);
+      }
+    });
   }
 
   // The same for all edges alike.
-  void put_all(int32_t slot, const T* values) {
-    put(slot, 0, values);
-    if (is_half<T> || width(slot) < kNarrow) return;
-    std::fill_n(&at_[slot * kMostEdges], layout_.block, at(slot, 0));
+  void put_all(int32_t slot) {
+    if constexpr (!is_half<T>) {
+      if (is_in_place(width(slot), false)) {
+        std::fill_n(&at_[slot * kMostEdges], layout_.block, operands_[slot]);
+        return;
+      }
+    }
+    copy_row(operands_[slot], width(slot), own(slot));
   }
 
   // What is the same for all edges of a block, for all of them, if it is narrow.
@@ -384,6 +405,7 @@ class EdgeRegisters {
     if constexpr (N > 4) {
       if (of_head % 4 == 0) return sum_vectors<4>(out, of_head, edges, f, in...);
     }
+    if (of_head < 4) return sum_few(out, of_head, edges, f, in...);
     for (int64_t g = 0; g < edges; ++g) {
       for (int64_t h = 0; h * of_head < width; ++h) {
         A sum = 0;
@@ -392,6 +414,22 @@ class EdgeRegisters {
           sum += sum_of<A, kLane>(f(load<kLane>(in[g] + c)...));
         });
         own(out)[g * this->width(out) + h] = sum;
+      }
+    }
+  }
+
+  // The same for heads of two or three channels, or one.
+  template <typename F, typename... In>
+  void sum_few(int32_t out, int64_t of_head, int64_t edges, const F& f, const In*... in) {
+    const int64_t heads = width(out);
+    A* to = own(out);
+    for (int64_t g = 0; g < edges; ++g) {
+      for (int64_t h = 0; h < heads; ++h) {
+        A sum = 0;
+        for (int64_t c = h * of_head; c < (h + 1) * of_head; ++c) {
+          sum += f(Vector<A, 1>{in[g][c]}...)[0];
+        }
+        *to++ = sum;
       }
     }
   }
@@ -451,11 +489,7 @@ class EdgeRegisters {
           for (int k = 0; k < N; ++k) a[k] = std::pow(a[k], b[k]);
           return a;
         });
-      case Op::kAtan2:
-        return map(i, edges, [](V a, V b) {
-          for (int k = 0; k < N; ++k) a[k] = std::atan2(a[k], b[k]);
-          return a;
-        });
+      case Op::kAtan2: return map(i, edges, [](V a, V b) { return angle<A, N>(a, b); });
       case Op::kEq: return map(i, edges, [&](V a, V b) { return truth(a == b); });
       case Op::kNe: return map(i, edges, [&](V a, V b) { return truth(a != b); });
       case Op::kLt: return map(i, edges, [&](V a, V b) { return truth(a < b); });

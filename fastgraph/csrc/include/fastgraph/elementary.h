@@ -198,6 +198,43 @@ inline Vector<A, N> error_function(Vector<A, N> x) {
   }
 }
 
+// The angle of (x, y), signs of zeros and infinities as in C. Within 2 units in the last place: of
+// the smaller over the larger, which is at most 1, by a minimax polynomial of its square.
+template <typename A, int N>
+inline Vector<A, N> angle(Vector<A, N> y, Vector<A, N> x) {
+  if constexpr (std::is_same_v<A, float>) {
+    using F = Vector<float, N>;
+    using I = Vector<int32_t, N>;
+    const auto times_plus = [](F a, F b, float c) {
+      return multiply_add<float, N>(a, b, splat<float, N>(c));
+    };
+    const F of_y = absolute<float, N>(y), of_x = absolute<float, N>(x);
+    const I is_steep = of_y > of_x;
+    const F most = is_steep ? of_y : of_x, least = is_steep ? of_x : of_y;
+    const F one = splat<float, N>(1.0f), quotient = least / most;
+    // Both are infinite, or both are 0: as C has it.
+    const F alike = most > one ? one : F{};
+    const F q = (least == most) & ((most - most != F{}) | (most == F{})) ? alike : quotient;
+    const F square = q * q;
+    F p = splat<float, N>(2.92069279e-3f);
+    p = times_plus(p, square, -1.63679309e-2f);
+    p = times_plus(p, square, 4.32118662e-2f);
+    p = times_plus(p, square, -7.55221471e-2f);
+    p = times_plus(p, square, 1.06660046e-1f);
+    p = times_plus(p, square, -1.42110556e-1f);
+    p = times_plus(p, square, 1.99937731e-1f);
+    p = times_plus(p, square, -3.33331525e-1f);
+    F result = multiply_add<float, N>(p * square, q, q);
+    result = is_steep ? 1.57079632679489662f - result : result;
+    result = (I)x < I{} ? 3.14159265358979324f - result : result;
+    const I sign = (I)y & splat<int32_t, N>(std::numeric_limits<int32_t>::min());
+    return (x != x) | (y != y) ? x + y : (F)((I)result | sign);
+  } else {
+    for (int k = 0; k < N; ++k) y[k] = std::atan2(y[k], x[k]);
+    return y;
+  }
+}
+
 template <typename A, int N>
 inline Vector<A, N> logistic(Vector<A, N> x) {
   return A{1} / (exponential<A, N>(-x) + A{1});
