@@ -33,6 +33,7 @@ from tests.graphs import random_edges
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (layers_linear, memory):
         monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(layers_linear, "_LEAST_OF_ROWS", 1)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_layers(conv: MessagePassing) -> None:
     assert_same(conv, arguments(x, edges))
     made: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch, fastgraph.enabled(min_edges=0):
-        for room in (modules, propagate):
+        for room in (modules, propagate, layers_linear):
             patch.setattr(room, "linear", lambda *given: made.append(linear(*given)) or made[-1])
         conv(x, edges)
         products = {m for m in conv.modules() if isinstance(m, Linear)}
@@ -173,3 +174,48 @@ def test_a_product_of_first_rows_shares_the_gradient(num_rows: int, learned: str
     assert torch.autograd.gradgradcheck(function, leaves)
     with torch.no_grad():
         assert with_linear_of_first(x, num_rows, weight, bias)[0] is x
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
+@pytest.mark.parametrize("layer", [SAGEConv, GraphConv])
+def test_rows_behind_the_last_edge(
+    layer: type[MessagePassing],
+    reduce: str,
+    has_bias: bool,
+    flow: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sampler's leaves are not multiplied, forward and backward."""
+    conv = layer(5, 7, aggr=reduce, bias=has_bias, flow=flow)
+    edges = random_edges(11, 6, 40)  # to the first six of eleven nodes
+    edges = edges if flow == "source_to_target" else edges.flip(0)
+    assert_same(conv, arguments(torch.randn(11, 5), edges))
+    rows: list[int] = []
+    multiply = layers_linear._multiply
+
+    def counted(out: Tensor, a: Tensor, *given: Any) -> Tensor:
+        rows.append(len(a))
+        return multiply(out, a, *given)
+
+    monkeypatch.setattr(layers_linear, "_multiply", counted)
+    with fastgraph.enabled(min_edges=0):
+        conv(torch.randn(11, 5), edges)
+    assert rows == [6, 11]  # and what nodes have of their own
+
+
+def test_second_derivatives_of_first_rows() -> None:
+    x, weight, bias = _operands(torch.float64)
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        empty = x.new_zeros(4, 5)
+        return layers_linear._LinearOfFirst.apply(torch.cat([x, empty]), 11, weight, bias)
+
+    assert torch.autograd.gradcheck(product, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(product, (x, weight, bias))
+
+
+def test_no_row_has_an_edge() -> None:
+    conv, edges = SAGEConv(5, 7), torch.empty(2, 0, dtype=torch.long)
+    assert_same(conv, arguments(torch.randn(11, 5), edges))

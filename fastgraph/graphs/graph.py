@@ -136,6 +136,7 @@ class Graph:
         self._by_source: Csr | None = None
         self._ends_by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
+        self._num_rows: dict[bool, int] = {}
         self._beside: dict[Hashable, Any] = {}
 
     @property
@@ -199,6 +200,19 @@ class Graph:
                 self._inverse_degrees[key] = _builder(ptr).inverse_degree(ptr, dtype)
         return self._inverse_degrees[key]
 
+    def count_rows(self, *, transpose: bool) -> int:
+        """The aggregating nodes up to the last one that has edges: a sampler's leaves are behind.
+
+        Args:
+            transpose: of the sources; else of the destinations.
+        """
+        if transpose not in self._num_rows:
+            refuse_to_capture("the nodes that have edges", self.by_destination.ptr)
+            with normal_mode():
+                ptr = self.grouped(transpose=transpose).ptr
+                self._num_rows[transpose] = int(torch.searchsorted(ptr, self.num_edges))
+        return self._num_rows[transpose]
+
     def renumbered(self) -> Graph:
         """The same graph with its edges in ascending destination order."""
         graph = copy.copy(self)
@@ -234,7 +248,7 @@ class Graph:
         graph = copy.copy(self)
         graph.by_destination, graph.num_src = rows._replace(col=numbers), size
         graph._by_source, graph._ends_by_source = by_source, None
-        graph._inverse_degrees, graph._beside = {}, {}
+        graph._inverse_degrees, graph._num_rows, graph._beside = {}, {}, {}
         return graph
 
     def from_sources(self, sources: Tensor, num_src: int) -> Graph:
@@ -252,7 +266,8 @@ class Graph:
         graph.by_destination = rows
         graph.num_src = num_src
         graph._by_source = graph._ends_by_source = None
-        graph.names, graph._inverse_degrees, graph._beside = (), {}, {}
+        graph._inverse_degrees, graph._num_rows = {}, {}
+        graph.names, graph._beside = (), {}
         return graph
 
     def __getstate__(self) -> dict[str, object]:

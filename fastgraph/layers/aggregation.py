@@ -105,6 +105,12 @@ class Aggregation(NamedTuple):
         out = operator(self.rows(), edges.index, self.weight, transpose=edges.transpose)
         return self._placed(out)
 
+    def count_rows(self) -> int:
+        """So many rows of the result have all that is not zero: those behind them have no edges."""
+        if self.known is None or self.node_dim != 0 or not self.x.is_cpu:
+            return self.num_out
+        return self.known.graph.count_rows(transpose=self.edges.transpose)
+
     def rows(self) -> Tensor:
         """The features, nodes first."""
         return self.x if self.node_dim == 0 else self.x.movedim(self.node_dim, 0)

@@ -9,14 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fastgraph.layers.aggregation import Aggregation
+from fastgraph.layers.constant import aggregated
 from fastgraph.machine import native
 from fastgraph.machine.memory import LARGE, new_rows
 from fastgraph.ops.library import is_ordinary, needs_torch_operations, wanted_gradients
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+_SHARE = 0.9
+"""If more of the rows are to be multiplied, all of them are."""
+
+_LEAST_OF_ROWS = 1 << 19
+"""The bytes of a product from which on it is asked how many rows that are."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,9 +39,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         ``[nodes, out_channels]``, which nothing else refers to.
     """
-    if _gains(x, weight, bias):
+    if _gains(x, weight, bias, LARGE):
         return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
-    return torch.nn.functional.linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def linear_of_aggregated(planned: Aggregation, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``linear`` of what a layer aggregates, multiplying no rows behind the last one with edges.
+
+    Where a sampler has put the leaves, rows are zero and their products the bias. A layer that
+    weighs infinitely would have NaN there.
+
+    Args:
+        planned: the aggregation.
+        weight: ``[out_channels, in_channels]``.
+        bias: ``[out_channels]``.
+    """
+    x = aggregated(planned, is_private=True)
+    if _gains(x, weight, bias, _LEAST_OF_ROWS):
+        num_rows = planned.count_rows()
+        if _SHARE * len(x) > num_rows:
+            return _LinearOfFirst.apply(x, num_rows, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
+    return linear(x, weight, bias)
 
 
 def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -43,7 +71,7 @@ def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         x: ``[nodes, in_channels]``.
         weight: ``[out_channels, in_channels]``; all of one dtype.
     """
-    if _gains(x, weight, None):
+    if _gains(x, weight, None, LARGE):
         return _AddLinear.apply(out, x, weight)  # type: ignore[no-any-return,no-untyped-call]
     return out.addmm_(x, weight.t())
 
@@ -71,12 +99,12 @@ def with_linear_of_first(
     return x, linear(first, weight, bias)
 
 
-def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True if a product is large enough to matter, and torch would do nothing but multiply."""
+def _gains(x: Tensor, weight: Tensor, bias: Tensor | None, least: int) -> bool:
+    """True if a product has so many bytes, and torch would do nothing but multiply."""
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or x.dim() != 2 or weight.dim() != 2:
         return False
     # Before what takes longer: small graphs would notice.
-    if x.shape[0] * max(weight.shape) * x.element_size() < LARGE:
+    if x.shape[0] * max(weight.shape) * x.element_size() < least:
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
     return (
@@ -103,6 +131,40 @@ class _Linear(torch.autograd.Function):
         return (
             _product(grad, weight) if wants_x else None,
             grad.t() @ x if wants_weight else None,
+            grad.sum(0) if wants_bias else None,
+        )
+
+
+class _LinearOfFirst(torch.autograd.Function):
+    """Of rows of which all but the first are zero, and whose gradients nobody needs there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_x, _, needs_weight, _ = ctx.needs_input_grad
+        ctx.num_rows = num_rows
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        out = new_rows(x, (len(x), len(weight)))
+        _multiply(out[:num_rows], x[:num_rows], weight.t(), bias)
+        out[num_rows:] = 0 if bias is None else bias
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wants_x, _, wants_weight, wants_bias = wanted_gradients(ctx)
+        first = grad[: ctx.num_rows]
+        grad_x = None
+        if wants_x:
+            if torch.is_grad_enabled():  # a gradient that will be differentiated itself
+                grad_x = F.pad(first @ weight, (0, 0, 0, len(grad) - len(first)))
+            else:
+                grad_x = new_rows(grad, (len(grad), weight.shape[1]))
+                torch.mm(first, weight, out=grad_x[: len(first)])
+                grad_x[len(first) :] = 0
+        return (
+            grad_x,
+            None,
+            first.t() @ x[: len(first)] if wants_weight else None,
             grad.sum(0) if wants_bias else None,
         )
 
@@ -145,4 +207,8 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled():  # a gradient that will be differentiated itself
         return a @ b
     out = new_rows(a, (a.shape[0], b.shape[1]))
+    return _multiply(out, a, b, bias)
+
+
+def _multiply(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)

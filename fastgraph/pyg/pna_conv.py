@@ -6,8 +6,8 @@ upstream's ``forward``. See :mod:`fastgraph.layers.degree_groups`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +25,12 @@ from fastgraph.pyg.aggregations import scaling_later
 from fastgraph.pyg.modules import LINEAR
 from fastgraph.pyg.propagate import generated_propagate
 from fastgraph.pyg.state import state_refusal
+from fastgraph.pyg.traced import kind_of
 from fastgraph.routing.conditions import execution_mode, is_plain
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many, on_edge_index
+from fastgraph.routing.small_calls import SmallCalls
 
 _SEQUENTIAL = KnownModules(nn.Sequential)
 
@@ -58,9 +60,22 @@ def install(patches: Patches) -> None:
 _has_few_edges = on_edge_index(PROGRAM, of_many)
 
 
+_TOO_LITTLE = SmallCalls()
+"""Calls whose messages were too small, of whichever graph: nothing is made of that for the next."""
+
+
 def _is_small(module: PNAConv, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # There may be other reasons to leave its aggregation to upstream, which are to be told.
-    return last_outcome(module) is TOO_SMALL and _has_few_edges(module, args, kwargs)
+    if last_outcome(module) is not TOO_SMALL:
+        return False
+    if _has_few_edges(module, args, kwargs):
+        return True
+    given = dict(zip(("x", "edge_index", "edge_attr"), args, strict=False)) | kwargs
+    edge_index = given.get("edge_index")
+    if type(edge_index) is not Tensor or not edge_index.is_cpu:
+        return False
+    kind = functools.partial(kind_of, given.get("x"), given.get("edge_attr"))
+    return _TOO_LITTLE.cover(module, edge_index.numel() // 2, kind)
 
 
 def plan(
@@ -120,6 +135,7 @@ def _is_usual(module: PNAConv, x: Any, edge_index: Any) -> bool:
 def _forward(
     module: PNAConv, x: Tensor, edge_index: Tensor, edge_attr: Any, groups: DegreeGroups
 ) -> Tensor:
+    kind = kind_of(x, edge_attr)
     if module.divide_input:
         x = x.view(-1, module.towers, module.F_in)
     else:
@@ -130,6 +146,8 @@ def _forward(
     if scaling.is_left:
         found = _of_degrees(scaler, x, out, groups, posts)
     else:  # upstream's aggregation
+        if last_outcome(module) is TOO_SMALL:
+            _TOO_LITTLE.add(module, edge_index.shape[1], kind)
         out = torch.cat([x, out], dim=-1)
         found = [post(out[:, tower]) for tower, post in enumerate(posts)]
     result: Tensor = module.lin(torch.cat(found, dim=1))
@@ -146,7 +164,7 @@ def _of_degrees(
     """The output of each tower, of its own features and their aggregations."""
     maps = [affine_map_of(post[0]) for post in posts]
     own = x.shape[-1]
-    factors = partial(_factors, scaler, aggregated.dtype)
+    factors = functools.partial(_factors, scaler, aggregated.dtype)
     scaled = scaled_products(aggregated, groups, factors, [weight[:, own:] for weight, _ in maps])
     found = []
     for tower, (weight, bias) in enumerate(maps):

@@ -21,7 +21,7 @@ from torch_geometric.typing import WITH_TORCH_SCATTER
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.aggregation import SUMS, Aggregation
 from fastgraph.layers.constant import aggregated
-from fastgraph.layers.linear import linear
+from fastgraph.layers.linear import linear, linear_of_aggregated
 from fastgraph.layers.modules import affine_map_of
 from fastgraph.layers.narrowing import projects_first
 from fastgraph.layers.sums import add_to
@@ -301,7 +301,7 @@ def aggregate_and_project(
             projected = linear(planned.x, weight, None)
             out = planned._replace(x=projected).compute()
             return (out if bias is None else add_to(out, bias)), True
-        out = linear(aggregated(planned, is_private=True), weight, bias)
+        out = linear_of_aggregated(planned, weight, bias)
         # torch's product of more dimensions is a view, and so would be what is added to it.
         return out, out.dim() == 2
     out = project(linear_module, neighbours)

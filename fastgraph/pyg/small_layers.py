@@ -18,7 +18,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.propagate import least_edges
 from fastgraph.pyg.traced import kind_of
 from fastgraph.routing.programs import forget, last_outcome
-from fastgraph.routing.sizes import LEARNED_SUM, TOO_SMALL, is_tiny, is_too_small
+from fastgraph.routing.sizes import LEARNED_SUM, NEW_GRAPH_SUM, TOO_SMALL, is_tiny, is_too_small
 from fastgraph.routing.small_calls import SmallCalls
 from fastgraph.routing.status import leave
 from fastgraph.routing.switch import SWITCH
@@ -55,8 +55,8 @@ _WIDTHS: dict[str, Width] = {
 }
 """By layer, the tensor with as many channels as its messages, or their number. All have weights."""
 
-_LEARNED = ("PDNConv",)
-"""Those whose weights are learned, of features of edges."""
+_LEAST = {"ChebConv": NEW_GRAPH_SUM, "ClusterGCNConv": NEW_GRAPH_SUM, "PDNConv": LEARNED_SUM}
+"""Of layers that add or leave out edges at each call, or learn weights."""
 
 _TRACED = ("EGConv", "FAConv")
 """Layers that normalise and pass traced messages once, of which a first call tells the size."""
@@ -81,7 +81,7 @@ def install(patches: Patches) -> None:
 def _asking(cls: Any, width: Width) -> Callable[..., Any] | None:
     """``cls.forward``, left to upstream on small graphs; ``None`` for an unknown signature."""
     label, upstream = label_of(cls), cls.forward
-    least = LEARNED_SUM if cls.__name__ in _LEARNED else least_edges
+    least = _LEAST.get(cls.__name__, least_edges)
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
     def left_if_small(module: Any, x: object, edge_index: object) -> list[object] | None:

@@ -16,6 +16,8 @@ from torch import Tensor, is_grad_enabled
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.settings import current
 
+NEVER = sys.maxsize
+
 
 class Least(NamedTuple):
     """The least numbers of edges from which on no call was slower than upstream's.
@@ -27,7 +29,8 @@ class Least(NamedTuple):
         training: for a forward and a backward pass.
         wide: the channels from which on their number does not matter; with fewer, as many more
             edges must be.
-        narrow_edges: the factor by which the least number of edges grows for one or two channels.
+        narrow_edges: the factor by which the least number of edges grows for one or two channels;
+            :data:`NEVER` where no graph gains.
     """
 
     inference: int
@@ -44,13 +47,15 @@ SUM = Least(inference=10_000, training=6500, wide=32, narrow_edges=32)
 # Upstream multiplies by weights in a pass of its own.
 WEIGHTED_SUM = Least(inference=6500, training=3000, wide=24, narrow_edges=32)
 # Gradients of weights, too: a pass of their own, over edges that are not in order.
-LEARNED_SUM = Least(inference=6500, training=5000, wide=32, narrow_edges=32)
+LEARNED_SUM = Least(inference=6500, training=5000, wide=32, narrow_edges=NEVER)
+# A graph of its own at each call, which is grouped anew.
+NEW_GRAPH_SUM = WEIGHTED_SUM._replace(narrow_edges=NEVER)
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 WEIGHTED_GCN = Least(inference=3000, training=2000, wide=32)
 ATTENTION = Least(inference=2000, training=4000)
 PROGRAM = Least(inference=3000, training=3000)  # and values of messages, see `Work`
-NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000)
+NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000, narrow_edges=NEVER)
 
 _TINY = 1500
 """The fewest edges above."""
@@ -255,15 +260,14 @@ FEWEST_CHANNELS_OF_SUMS = 3
 _WIDE_ROWS = 16
 """The channels from which on upstream sorts rows first, and reduces whole vectors."""
 
-_NEVER = sys.maxsize
 _LEAST_NUMBERS = {
     # (operation, true for training): up to 2 channels, up to 15, and more
-    ("sum", False): (_NEVER, _NEVER, 1 << 25),
-    ("sum", True): (_NEVER, _NEVER, 1 << 25),
-    ("extremum", False): (_NEVER, 1 << 16, 1 << 23),
+    ("sum", False): (NEVER, NEVER, 1 << 25),
+    ("sum", True): (NEVER, NEVER, 1 << 25),
+    ("extremum", False): (NEVER, 1 << 16, 1 << 23),
     ("extremum", True): (1 << 19, 1 << 15, 1 << 16),
-    ("softmax", False): (_NEVER, 1 << 15, 1 << 17),
-    ("softmax", True): (_NEVER, 1 << 15, 1 << 17),
+    ("softmax", False): (NEVER, 1 << 15, 1 << 17),
+    ("softmax", True): (NEVER, 1 << 15, 1 << 17),
 }
 """The numbers in all rows from which on no reduction of groups was slower than upstream's."""
 

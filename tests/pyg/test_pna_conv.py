@@ -151,6 +151,23 @@ def test_an_aggregation_that_is_left_to_upstream_is_scaled_there(multiplied: lis
     assert (multiplied, seen) == ([], [CHANNELS * 4 * len(SCALERS)])
 
 
+def test_a_graph_whose_messages_are_too_small_is_not_grouped(
+    multiplied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, x = pna(), torch.randn(NODES, CHANNELS, dtype=torch.double)
+    grouped: list[object] = []
+    graph_of = pna_conv.graph_of
+    monkeypatch.setattr(pna_conv, "graph_of", lambda *given: grouped.append(1) or graph_of(*given))
+    graphs = [edges().repeat(1, 10) for _ in range(3)]  # more than tell it alone
+    expected = conv(x, graphs[0])
+    with fastgraph.enabled():
+        assert all(torch.equal(conv(x, graph), expected) for graph in graphs)
+    assert grouped == [1] and not multiplied  # the first call told the size
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(x, graphs[0]), expected)
+    assert multiplied
+
+
 def test_an_edge_outside_the_nodes_is_upstreams_error() -> None:
     layer, index = pna(), edges()
     index[1, 3] = NODES
