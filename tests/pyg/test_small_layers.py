@@ -30,24 +30,24 @@ from fastgraph.graphs.memo import MEMO
 from fastgraph.pyg import propagate, small_layers, traced
 from fastgraph.routing.sizes import LEARNED_SUM, TOO_SMALL, WEIGHTED_SUM
 
-NODES, EDGES, CHANNELS = 50, 4000, 2
+NODES, EDGES, CHANNELS = 50, 4000, 4
 
 Call = Callable[[Any, Tensor, Tensor], Tensor]
 
 LAYERS: dict[str, tuple[Callable[[], MessagePassing], Call]] = {
     "APPNP": (lambda: APPNP(3, 0.1), lambda m, x, e: m(x, e)),
-    "ARMAConv": (lambda: ARMAConv(2, 1, 2, 2), lambda m, x, e: m(x, e)),
-    "ChebConv": (lambda: ChebConv(2, 2, 4), lambda m, x, e: m(x, e)),
-    "ClusterGCNConv": (lambda: ClusterGCNConv(2, 2), lambda m, x, e: m(x, e)),
-    "GCN2Conv": (lambda: GCN2Conv(2, 0.1), lambda m, x, e: m(x, x, e)),
+    "ARMAConv": (lambda: ARMAConv(4, 4, 2, 2), lambda m, x, e: m(x, e)),
+    "ChebConv": (lambda: ChebConv(4, 4, 4), lambda m, x, e: m(x, e)),
+    "ClusterGCNConv": (lambda: ClusterGCNConv(4, 4), lambda m, x, e: m(x, e)),
+    "GCN2Conv": (lambda: GCN2Conv(4, 0.1), lambda m, x, e: m(x, x, e)),
     "LGConv": (LGConv, lambda m, x, e: m(x, e)),
-    "MixHopConv": (lambda: MixHopConv(2, 2), lambda m, x, e: m(x, e)),
-    "PDNConv": (lambda: PDNConv(2, 2, 1, 4), lambda m, x, e: m(x, e, e[0, :, None].float())),
-    "SGConv": (lambda: SGConv(2, 2, 3), lambda m, x, e: m(x, e)),
-    "SSGConv": (lambda: SSGConv(2, 2, 0.1, 2), lambda m, x, e: m(x, e)),
-    "TAGConv": (lambda: TAGConv(2, 2), lambda m, x, e: m(x, edge_index=e)),
-    "EGConv": (lambda: EGConv(2, 2, num_heads=2), lambda m, x, e: m(x, e)),
-    "FAConv": (lambda: FAConv(2), lambda m, x, e: m(x, x, e)),
+    "MixHopConv": (lambda: MixHopConv(4, 4), lambda m, x, e: m(x, e)),
+    "PDNConv": (lambda: PDNConv(4, 4, 1, 4), lambda m, x, e: m(x, e, e[0, :, None].float())),
+    "SGConv": (lambda: SGConv(4, 4, 3), lambda m, x, e: m(x, e)),
+    "SSGConv": (lambda: SSGConv(4, 4, 0.1, 2), lambda m, x, e: m(x, e)),
+    "TAGConv": (lambda: TAGConv(4, 4), lambda m, x, e: m(x, edge_index=e)),
+    "EGConv": (lambda: EGConv(4, 4, num_heads=2), lambda m, x, e: m(x, e)),
+    "FAConv": (lambda: FAConv(4), lambda m, x, e: m(x, x, e)),
 }
 
 KNOWN = [name for name in LAYERS if name not in small_layers._TRACED]
@@ -117,7 +117,7 @@ def test_other_calls_take_their_routes(layer: str) -> None:
     with fastgraph.enabled(min_edges=0):
         torch.testing.assert_close(call(conv, x, graph), expected)
     assert sum(routed for routed, *_ in _counts()) > 0
-    bounds = (least.training * least.narrow_edges for least in (WEIGHTED_SUM, LEARNED_SUM))
+    bounds = (least.training * least.wide for least in (WEIGHTED_SUM, LEARNED_SUM))
     bound = max(bounds) * 11 // 10  # self-loops may go
     graph = torch.randint(NODES, (2, bound))
     expected = call(conv, x, graph)
@@ -147,7 +147,7 @@ def test_a_graph_that_layers_meet_again_and_again_is_remembered() -> None:
 
 
 def test_weights_that_are_computed_anew_are_not_remembered(looked_up: list[str]) -> None:
-    conv, graph, x = PDNConv(2, 2, 1, 4), _graph(), torch.randn(NODES, CHANNELS)
+    conv, graph, x = PDNConv(4, 4, 1, 4), _graph(), torch.randn(NODES, CHANNELS)
     features = torch.rand(EDGES, 1)
     with torch.no_grad(), fastgraph.enabled():
         for _ in range(4):
