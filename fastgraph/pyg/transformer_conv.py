@@ -61,10 +61,24 @@ def install(patches: Patches) -> None:
     )
 
 
-def _least(module: TransformerConv, *_: object) -> Least:
-    if module.lin_edge is not None and module.heads * module.out_channels <= _NARROW:
+_FEW_NEIGHBOURS = 3
+"""The mean number of neighbours from which on products with wide features of edges, which are made
+for each node, are less work than upstream's for each edge, with gradients."""
+
+
+def _least(module: TransformerConv, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Least:
+    if module.lin_edge is None:
+        return ATTENTION
+    if module.heads * module.out_channels <= _NARROW:
         return NARROW_ATTENTION_WITH_EDGES
-    return ATTENTION
+    if module.edge_dim < 2 * module.out_channels:
+        return ATTENTION
+    x = args[0] if args else kwargs.get("x")
+    target = x[-1] if isinstance(x, (tuple, list)) and x else x
+    if not isinstance(target, Tensor) or target.dim() == 0:
+        return ATTENTION
+    least = max(ATTENTION.training, _FEW_NEIGHBOURS * target.shape[0])
+    return ATTENTION._replace(training=least)
 
 
 def plan(

@@ -79,6 +79,19 @@ def counts() -> list[tuple[int, int, dict[str, int]]]:
     return [(row.routed, row.fell_back, dict(row.reasons)) for row in fastgraph.status().rows]
 
 
+@pytest.mark.parametrize("edge_dim", [31, 32])
+def test_wide_features_of_few_edges_lose_in_training(edge_dim: int) -> None:
+    conv, num_nodes = TransformerConv(CHANNELS, 16, 2, edge_dim=edge_dim), 2000
+    x = torch.randn(num_nodes, CHANNELS)
+    with fastgraph.enabled():
+        for num_edges in (3 * num_nodes - 1, 3 * num_nodes):
+            conv(x, edges(num_edges), torch.randn(num_edges, edge_dim))
+    assert counts() == [(1, 1, {TOO_SMALL.reason: 1}) if edge_dim == 32 else (2, 0, {})]
+    with fastgraph.enabled(), torch.no_grad():
+        conv(x, edges(3 * num_nodes - 1), torch.randn(3 * num_nodes - 1, edge_dim))
+    assert counts()[0][0] == (2 if edge_dim == 32 else 3)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_number_of_edges_decides(layer: str, training: bool) -> None:

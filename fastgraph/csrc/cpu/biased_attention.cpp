@@ -1,10 +1,11 @@
-// The gradients of what is added to the scores of attention. They are those of the scores, which
+// Attention with something added to its scores, whose gradients are those of the scores, which
 // the pass over destinations leaves in the order of edges: so they are read from there, and a sum
 // over the edges of each type depends neither on the order of rows nor on how rows are cut.
 #include "cpu/biased_attention.h"
 
 #include <algorithm>
 
+#include "cpu/attention.h"
 #include "cpu/kernels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -75,19 +76,32 @@ void sum_gradients(const Accumulator<T>* between, int64_t edges, const EntryType
 }  // namespace
 
 template <typename T>
+void biased_attention(const OrderedCsr& graph, const AttentionInputs<T>& in,
+                      const EdgeBiases<T>& biases, double scale, Dropout dropout,
+                      const SoftmaxOutputs<T>& outputs) {
+  const EdgeBias<T> bias(biases, graph);
+  const Scores<T, EdgeBias<T>> scores{in, bias, static_cast<Accumulator<T>>(scale)};
+  run_forward<T, Scores<T, EdgeBias<T>>>(
+      graph, 2 * in.query.width,
+      {scores, NodeRows<T>(in.value), EdgeRows<T>(in.edge), dropout, outputs},
+      [&] { empty_rows_without_share<T>(outputs); });
+}
+
+template <typename T>
 void biased_attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in,
                                    const EdgeBiases<T>& bias, double scale, Dropout dropout,
                                    const SoftmaxGradients<T>& given, Accumulator<T>* between,
                                    Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
                                    const EdgeBiasGradients<T>& grad_bias) {
-  attention_backward_dst_with_bias<T>(graph, in, bias, scale, dropout, given, between, grad_query,
-                                      grad_edge);
+  run_backward_dst<T>(graph, in, EdgeBias<T>(bias, graph), scale, dropout, given, between,
+                      grad_query, grad_edge, {});
   if (grad_bias.of_edges.data != nullptr) store_gradients<T>(between, grad_bias.of_edges);
   if (grad_bias.of_types.data != nullptr) {
     sum_gradients<T>(between, graph.num_entries, bias.of_types.types, grad_bias.of_types);
   }
 }
 
+FASTGRAPH_INSTANTIATE(biased_attention)
 FASTGRAPH_INSTANTIATE(biased_attention_backward_dst)
 
 }  // namespace fastgraph

@@ -31,11 +31,4 @@ void biased_attention_backward_dst(const OrderedCsr& graph, const AttentionInput
                                    Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
                                    const EdgeBiasGradients<T>& grad_bias);
 
-// Of this the part in attention.cpp, which leaves the gradients of scores in `between`.
-template <typename T>
-void attention_backward_dst_with_bias(const OrderedCsr& graph, const AttentionInputs<T>& in,
-                                      const EdgeBiases<T>& bias, double scale, Dropout dropout,
-                                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
-                                      Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge);
-
 }  // namespace fastgraph
