@@ -157,6 +157,7 @@ def test_a_graph_whose_messages_are_too_small_is_not_grouped(
     conv, x = pna(), torch.randn(NODES, CHANNELS, dtype=torch.double)
     grouped: list[object] = []
     graph_of = pna_conv.graph_of
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES", raising=False)
     monkeypatch.setattr(pna_conv, "graph_of", lambda *given: grouped.append(1) or graph_of(*given))
     graphs = [edges().repeat(1, 10) for _ in range(3)]  # more than tell it alone
     expected = conv(x, graphs[0])
