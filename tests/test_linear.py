@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
@@ -214,6 +215,27 @@ def test_second_derivatives_of_first_rows() -> None:
 
     assert torch.autograd.gradcheck(product, (x, weight, bias))
     assert torch.autograd.gradgradcheck(product, (x, weight, bias))
+
+
+@pytest.mark.parametrize("name", ["linear", "add_linear", "first rows"])
+def test_transformed_gradients(name: str) -> None:
+    """Those of a batch at once, as for a Jacobian, and their own derivatives forward."""
+    leaves = x, weight, bias = _operands(torch.float64)
+    out = {
+        "linear": lambda: linear(x, weight, bias),
+        "add_linear": lambda: add_linear(bias.expand(11, 7) * 1, x, weight),
+        "first rows": lambda: layers_linear._LinearOfFirst.apply(x, 4, weight, bias),
+    }[name]()
+    grads = torch.randn(3, 11, 7, dtype=torch.float64)
+    expected = [torch.autograd.grad(out, leaves, grad, retain_graph=True) for grad in grads]
+    together = torch.autograd.grad(out, leaves, grads, retain_graph=True, is_grads_batched=True)
+    for ours, theirs in zip(together, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(grads[0], grads[1])
+        found = torch.autograd.grad(out, leaves, dual)
+        for ours, *theirs in zip(found, *expected[:2], strict=True):
+            torch.testing.assert_close(tuple(forward_ad.unpack_dual(ours)), tuple(theirs))
 
 
 def test_no_row_has_an_edge() -> None:

@@ -155,7 +155,7 @@ class _LinearOfFirst(torch.autograd.Function):
         first = grad[: ctx.num_rows]
         grad_x = None
         if wants_x:
-            if torch.is_grad_enabled():  # a gradient that will be differentiated itself
+            if needs_torch_operations(grad):
                 grad_x = F.pad(first @ weight, (0, 0, 0, len(grad) - len(first)))
             else:
                 grad_x = new_rows(grad, (len(grad), weight.shape[1]))
@@ -204,7 +204,7 @@ class _WithFirst(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.is_grad_enabled():  # a gradient that will be differentiated itself
+    if needs_torch_operations(a):  # and is a gradient
         return a @ b
     out = new_rows(a, (a.shape[0], b.shape[1]))
     return _multiply(out, a, b, bias)
