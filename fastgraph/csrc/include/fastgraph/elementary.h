@@ -198,8 +198,9 @@ inline Vector<A, N> error_function(Vector<A, N> x) {
   }
 }
 
-// The angle of (x, y), signs of zeros and infinities as in C. Within 2 units in the last place: of
-// the smaller over the larger, which is at most 1, by a minimax polynomial of its square.
+// The angle of (x, y), signs of zeros and infinities as in C. Within 2.5 units in the last place, 2
+// where products and sums are fused: of the smaller over the larger, which is at most 1, by a
+// minimax polynomial of its square.
 template <typename A, int N>
 inline Vector<A, N> angle(Vector<A, N> y, Vector<A, N> x) {
   if constexpr (std::is_same_v<A, float>) {
