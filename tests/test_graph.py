@@ -346,6 +346,27 @@ def test_the_ends_of_edges_come_without_numbers_until_somebody_needs_these() -> 
     assert graph.ends(transpose=True) is graph.by_source
 
 
+@pytest.mark.parametrize("transpose", [False, True])
+def test_rows_up_to_the_last_one_with_edges(transpose: bool) -> None:
+    """Counted in the groups that sums along these edges use, of each graph made of another."""
+    for case in all_cases():
+        graph = Graph(case.edge_index, case.num_src, case.num_dst)
+        graph.ends(transpose=transpose)
+        graph.count_rows(transpose=transpose)
+        assert graph._by_source is None
+        sources = torch.full((case.num_edges,), 2, dtype=torch.int32)
+        for made in (
+            graph,
+            graph.renumbered(),
+            graph.backwards(),
+            graph.from_each_edge(case.edge_index[1].int()),
+            graph.from_sources(sources, 7),
+        ):
+            nodes = made.edge_list()[0 if transpose else 1]
+            expected = 0 if nodes.numel() == 0 else int(nodes.max()) + 1
+            assert made.count_rows(transpose=transpose) == expected
+
+
 @pytest.mark.parametrize("is_native", [True, False])
 def test_the_edges_of_each_node_from_the_last_to_the_first(is_native: bool) -> None:
     with nullcontext() if is_native else plain_torch():

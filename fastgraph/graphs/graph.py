@@ -209,7 +209,7 @@ class Graph:
         if transpose not in self._num_rows:
             refuse_to_capture("the nodes that have edges", self.by_destination.ptr)
             with normal_mode():
-                ptr = self.grouped(transpose=transpose).ptr
+                ptr = self.ends(transpose=transpose).ptr
                 self._num_rows[transpose] = int(torch.searchsorted(ptr, self.num_edges))
         return self._num_rows[transpose]
 
