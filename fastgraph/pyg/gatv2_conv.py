@@ -27,7 +27,12 @@ from fastgraph.pyg.attention import (
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import ATTENTION, on_edge_index
+from fastgraph.routing.sizes import (
+    ATTENTION,
+    GATV2_OF_ONE_CHANNEL_WITH_EDGES,
+    Least,
+    on_edge_index,
+)
 
 
 def install(patches: Patches) -> None:
@@ -37,9 +42,15 @@ def install(patches: Patches) -> None:
         GATv2Conv,
         "forward",
         plan,
-        is_small=on_edge_index(ATTENTION, joint_width),
+        is_small=on_edge_index(_least, joint_width),
         has_edge_index=True,
     )
+
+
+def _least(module: GATv2Conv, *_: object) -> Least:
+    if module.lin_edge is not None and module.heads * module.out_channels == 1:
+        return GATV2_OF_ONE_CHANNEL_WITH_EDGES
+    return ATTENTION
 
 
 def plan(

@@ -56,6 +56,8 @@ WEIGHTED_GCN = Least(inference=3000, training=2000, wide=32)
 ATTENTION = Least(inference=2000, training=4000)
 PROGRAM = Least(inference=3000, training=3000)  # and values of messages, see `Work`
 NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000, narrow_edges=NEVER)
+# The gradient of what is added to each edge takes as long as upstream's.
+GATV2_OF_ONE_CHANNEL_WITH_EDGES = ATTENTION._replace(training=NEVER)
 
 _TINY = 1500
 """The fewest edges above."""

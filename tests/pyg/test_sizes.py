@@ -79,6 +79,19 @@ def counts() -> list[tuple[int, int, dict[str, int]]]:
     return [(row.routed, row.fell_back, dict(row.reasons)) for row in fastgraph.status().rows]
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_gatv2_of_one_channel_with_edges_loses_in_training(channels: int) -> None:
+    conv, num_edges = GATv2Conv(CHANNELS, channels, edge_dim=3, add_self_loops=False), 100_000
+    x, given = torch.randn(20, CHANNELS), (edges(num_edges), torch.randn(num_edges, 3))
+    with fastgraph.enabled():
+        conv(x, *given)
+        is_left = channels == 1
+        assert counts() == [(0, 1, {TOO_SMALL.reason: 1}) if is_left else (1, 0, {})]
+        with torch.no_grad():
+            conv(x, *given)
+    assert counts()[0][0] == (1 if is_left else 2)
+
+
 @pytest.mark.parametrize("edge_dim", [31, 32])
 def test_wide_features_of_few_edges_lose_in_training(edge_dim: int) -> None:
     conv, num_nodes = TransformerConv(CHANNELS, 16, 2, edge_dim=edge_dim), 2000
