@@ -101,7 +101,7 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
-        """What ``torch.manual_seed`` does besides."""
+        """As ``torch.manual_seed`` does besides."""
         global RANDOM
         if RANDOM is not None:
             RANDOM = torch.Generator().manual_seed(seed).get_state()
@@ -162,7 +162,7 @@ def _cloned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _restored(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """What ``torch.load`` has read, where it was when it was saved."""
+    """The tensors that ``torch.load`` has read, where it was when it was saved."""
     if location.partition(":")[0] != DEVICE:
         return None
     of_host = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)

@@ -46,7 +46,7 @@ module.load, module.add_arguments = load, lambda parser: parser.set_defaults(dat
 
 
 def printed(folder: Path, world_size: int, text: str, *words: str) -> tuple[list[str], list[str]]:
-    """What a script prints in one process on the CPU, and on ranks with a device."""
+    """The output of a script in one process on the CPU, and on ranks with a device."""
     folders = folder / "plain", folder / "ranks"
     for path, preamble in zip(folders, (IN_FLOAT64, IN_FLOAT64 + ON_DEVICE), strict=True):
         path.mkdir()
