@@ -38,6 +38,7 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
+from fastgraph.layers import linear as layers_linear
 from fastgraph.layers import modules
 from fastgraph.layers.aggregation import Aggregation
 from fastgraph.pyg import propagate
@@ -93,7 +94,7 @@ def test_what_becomes_of_the_aggregation(conv: Any, owned: bool, aggregated: lis
 def test_the_root_term_is_added_to_the_product(conv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Tensor] = []
     upstream = modules.linear
-    for room in (modules, propagate):
+    for room in (modules, propagate, layers_linear):
         monkeypatch.setattr(room, "linear", lambda *a: made.append(upstream(*a)) or made[-1])
     with fastgraph.enabled(strict=True):
         out = conv(features(), EDGES)
