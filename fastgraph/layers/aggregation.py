@@ -106,7 +106,7 @@ class Aggregation(NamedTuple):
         return self._placed(out)
 
     def count_rows(self) -> int:
-        """So many rows of the result have all that is not zero: those behind them have no edges."""
+        """The number of rows of the result up to the last one with edges: those behind are zero."""
         if self.known is None or self.node_dim != 0 or not self.x.is_cpu:
             return self.num_out
         return self.known.graph.count_rows(transpose=self.edges.transpose)

@@ -47,8 +47,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear_of_aggregated(planned: Aggregation, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``linear`` of what a layer aggregates, multiplying no rows behind the last one with edges.
 
-    Where a sampler has put the leaves, rows are zero and their products the bias. A layer that
-    weighs infinitely would have NaN there.
+    These are zero, and their products the bias: a sampler's leaves. Infinite weights would make NaN
+    of them.
 
     Args:
         planned: the aggregation.

@@ -59,9 +59,8 @@ def install(patches: Patches) -> None:
 
 _has_few_edges = on_edge_index(PROGRAM, of_many)
 
-
 _TOO_LITTLE = SmallCalls()
-"""Calls whose messages were too small, of whichever graph: nothing is made of that for the next."""
+"""Calls whose messages were too small: those like them group no graph."""
 
 
 def _is_small(module: PNAConv, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
