@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bindings/checks.h"
+#include "fastgraph/attention_arguments.h"
 
 namespace fastgraph {
 
@@ -120,5 +121,23 @@ inline void check_gradient_of(const OptionalTensor& tensor, const OptionalTensor
                               << " alone";
   }
 }
+
+// Inputs of attention as they came.
+struct AttentionArguments {
+  const Tensor &query, &key, &value;
+  const OptionalTensor& edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(query, 3, "query");
+    AttentionSizes sizes = attention_sizes(key, "key", query.size(0), col, col_name);
+    sizes.edge_width = edge_width(edge);
+    return sizes;
+  }
+  template <typename T>
+  AttentionInputs<T> checked_for(const AttentionSizes& sizes) const {
+    return {sizes.extended_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
+            sizes.of_cols<const T>(value, "value"), sizes.of_edges<const T>(edge, "edge")};
+  }
+};
 
 }  // namespace fastgraph

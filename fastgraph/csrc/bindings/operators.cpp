@@ -341,24 +341,6 @@ void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
   });
 }
 
-// Inputs of attention as they came.
-struct AttentionArguments {
-  const Tensor &query, &key, &value;
-  const OptionalTensor& edge;
-
-  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
-    check_ndim(query, 3, "query");
-    AttentionSizes sizes = attention_sizes(key, "key", query.size(0), col, col_name);
-    sizes.edge_width = edge_width(edge);
-    return sizes;
-  }
-  template <typename T>
-  AttentionInputs<T> checked_for(const AttentionSizes& sizes) const {
-    return {sizes.extended_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
-            sizes.of_cols<const T>(value, "value"), sizes.of_edges<const T>(edge, "edge")};
-  }
-};
-
 void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
                     OptionalTensor order, Tensor query, Tensor key, Tensor value,
                     OptionalTensor edge, double scale, double dropout, int64_t seed, Tensor out,

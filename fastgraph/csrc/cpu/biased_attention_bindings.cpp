@@ -11,21 +11,12 @@ namespace fastgraph {
 namespace {
 
 // Inputs of biased_attention as they came.
-struct BiasedAttentionArguments {
-  const Tensor &query, &key, &value;
-  const OptionalTensor &edge, &bias, &table, &bias_index;
+struct BiasedAttentionArguments : AttentionArguments {
+  const OptionalTensor &bias, &table, &bias_index;
 
   AttentionSizes sizes(const Tensor& col, const char* col_name) const {
-    check_ndim(query, 3, "query");
     check_given_together(table, "table", bias_index, "bias_index");
-    AttentionSizes sizes = attention_sizes(key, "key", query.size(0), col, col_name);
-    sizes.edge_width = edge_width(edge);
-    return sizes;
-  }
-  template <typename T>
-  AttentionInputs<T> checked_for(const AttentionSizes& sizes) const {
-    return {sizes.extended_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
-            sizes.of_cols<const T>(value, "value"), sizes.of_edges<const T>(edge, "edge")};
+    return AttentionArguments::sizes(col, col_name);
   }
   template <typename T>
   EdgeBiases<T> checked_biases(const AttentionSizes& sizes) const {
@@ -44,7 +35,7 @@ void bind_biased_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
                            OptionalTensor bias_index, double scale, double dropout, int64_t seed,
                            Tensor out, Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(key);
-  const BiasedAttentionArguments arguments{query, key, value, edge, bias, table, bias_index};
+  const BiasedAttentionArguments arguments{{query, key, value, edge}, bias, table, bias_index};
   const AttentionSizes sizes = arguments.sizes(col, "col");
   const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   dispatch_features(key, "key", [&](auto type) {
@@ -65,7 +56,7 @@ void bind_biased_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTenso
                                         Tensor between, Tensor grad_query, OptionalTensor grad_edge,
                                         OptionalTensor grad_bias, OptionalTensor grad_table) {
   Call call(key);
-  const BiasedAttentionArguments arguments{query, key, value, edge, bias, table, bias_index};
+  const BiasedAttentionArguments arguments{{query, key, value, edge}, bias, table, bias_index};
   const AttentionSizes sizes = arguments.sizes(col, "col");
   const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   check_gradient_of(edge, grad_edge, "grad_edge");
@@ -95,7 +86,7 @@ void bind_biased_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalT
                                         OptionalTensor grad_alpha, OptionalTensor grad_logsum,
                                         Tensor between, Tensor grad_key, Tensor grad_value) {
   Call call(key);
-  const BiasedAttentionArguments arguments{query, key, value, edge, bias, table, bias_index};
+  const BiasedAttentionArguments arguments{{query, key, value, edge}, bias, table, bias_index};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
   const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
   dispatch_features(key, "key", [&](auto type) {
