@@ -47,7 +47,7 @@ _ASKS_FOR_VALUES = frozenset(
 ELSEWHERE = "elsewhere"
 
 _BETWEEN = ("torch", "functools", "contextlib")
-_OF_TESTS = (__name__, "tests.late", "tests.collectives", "tests.dist.on_device")
+_OF_TESTS = (__name__, "tests.late_collectives", "tests.collectives", "tests.dist.on_device")
 """Modules through which a call goes to the device."""
 
 _library: torch.library.Library | None = None

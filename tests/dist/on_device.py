@@ -13,7 +13,7 @@ from torch.utils._device import _device_constructors
 
 import fastgraph
 from fastgraph.registry import registry
-from tests import late, standin
+from tests import late_collectives, standin
 
 IsAuthor = Callable[[str], bool]
 """Tells by the name of a module whether what it makes is for the device."""
@@ -51,7 +51,7 @@ def install() -> None:
     When it ends, it prints what the host has waited for in warm steps of its optimizers, though
     neither the script nor PyG has asked for it.
     """
-    late.install()
+    late_collectives.install()
     registry.DEVICE_TYPES = (*registry.DEVICE_TYPES, standin.DEVICE)  # type: ignore[assignment]
     fastgraph.disable()
     fastgraph.enable(backend="reference", cache_bytes=2**24)

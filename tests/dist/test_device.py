@@ -1,6 +1,7 @@
 """Ranks whose tensors are on a device, with collectives as NCCL has them, beside one on the CPU.
 
-The device is the stand-in of :mod:`tests.standin`, the collectives are those of :mod:`tests.late`.
+The device is the stand-in of :mod:`tests.standin`, the collectives are those of
+:mod:`tests.late_collectives`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import registry
-from tests import forks, late, standin
+from tests import forks, late_collectives, standin
 from tests.dist import probes
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, graph, uneven
 from tests.dist.on_device import MadeOnDevice
@@ -60,7 +61,7 @@ def probed_on_this_rank() -> dict[str, str]:
     names = [n for n in probes.PROBES if n not in OF_UPSTREAM and n not in OF_STAND_IN]
     plain = graph()
     expected = {name: outcome(probes.PROBES[name], plain) for name in names}
-    late.install()
+    late_collectives.install()
     _move(probes.m)
     data = fgd.shard(graph(), parts=uneven(WORLD.size)).to(standin.DEVICE)
     found = {}
@@ -134,7 +135,7 @@ class Trained(NamedTuple):
     losses: list[float]
     gradients: list[Tensor]
     waits: list[str]
-    through_host: list[late.Issued]
+    through_host: list[late_collectives.Issued]
     gathers: dict[str, int]
 
 
@@ -146,7 +147,7 @@ def trained(name: str, mode: str, device: str) -> Trained:
     losses, waits, through_host = [], [], []
     fgd.COUNTS.reset()
     for step in range(STEPS):
-        late.ISSUED.clear()
+        late_collectives.ISSUED.clear()
         with standin.waits() as waited:
             optimizer.zero_grad()
             out = model(data.x, data.edge_index)
@@ -156,7 +157,7 @@ def trained(name: str, mode: str, device: str) -> Trained:
         losses.append(loss.detach())
         if step >= WARM:
             waits += waited
-            through_host += [one for one in late.ISSUED if one.device != standin.DEVICE]
+            through_host += [one for one in late_collectives.ISSUED if one.device != standin.DEVICE]
     gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
     gathers = dict(fgd.COUNTS.gathers)
     return Trained([float(x) for x in losses], gradients, waits, through_host, gathers)
@@ -165,7 +166,7 @@ def trained(name: str, mode: str, device: str) -> Trained:
 def trained_on_this_rank(mode: str, is_routed: bool, device: str) -> dict[str, Trained]:
     torch.set_default_dtype(torch.float64)
     if device == standin.DEVICE:
-        late.install()
+        late_collectives.install()
     registry.DEVICE_TYPES = (*registry.DEVICE_TYPES, standin.DEVICE)  # type: ignore[assignment]
     fastgraph.disable()
     if is_routed:

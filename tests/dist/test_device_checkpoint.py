@@ -12,7 +12,7 @@ from torch_geometric.nn import GCNConv
 
 import fastgraph.dist as fgd
 from fastgraph.dist.ranks.world import WORLD, share_random_states
-from tests import forks, late, standin
+from tests import forks, late_collectives, standin
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, graph, uneven
 
 STEPS = 2
@@ -53,7 +53,7 @@ class Training:
 
 def _begin(folder: Path, seed: int) -> list[float]:
     torch.set_default_dtype(torch.float64)
-    late.install()
+    late_collectives.install()
     standin.RANDOM = torch.Generator().manual_seed(seed + WORLD.rank).get_state()
     share_random_states()
     run = Training(standin.DEVICE)
@@ -65,7 +65,7 @@ def _begin(folder: Path, seed: int) -> list[float]:
 def _carry_on(folder: Path, device: str) -> tuple[list[float], str]:
     torch.set_default_dtype(torch.float64)
     if device == standin.DEVICE:
-        late.install()
+        late_collectives.install()
         standin.RANDOM = torch.Generator().manual_seed(0).get_state()
     run = Training(device)
     fgd.load(folder, run.model, run.optimizer)

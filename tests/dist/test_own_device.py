@@ -14,7 +14,7 @@ from fastgraph.dist.operators import links
 from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.ranks.own_device import OwnDevice, chosen
 from fastgraph.dist.ranks.world import WORLD, RanksDivergedError, share_random_states
-from tests import forks, late, standin
+from tests import forks, late_collectives, standin
 from tests.dist.graphs import graph
 
 
@@ -81,7 +81,7 @@ def test_ranks_with_other_devices_or_libraries_are_told() -> None:
 
 
 def _memory_to_plan_with() -> float:
-    late.install()
+    late_collectives.install()
     if WORLD.rank == 1:
         torch.get_device_module(standin.DEVICE).mem_get_info = lambda _: (2**29, 2**32)
     figures = Cluster(1e-4, 1e9, 1e-9, 1e-9, 0.0, (1.0,) * WORLD.size)
@@ -111,7 +111,7 @@ def _refused() -> list[str]:
             move()
         found.append(str(error.value))
     standin.install()
-    late.install()
+    late_collectives.install()
     with pytest.raises(ValueError, match="each rank takes its own") as error:
         data.to("standin:1")
     found.append(str(error.value))
@@ -137,7 +137,7 @@ def test_a_group_that_sends_nothing_on_hosts_is_refused() -> None:
 
 def _sharded_on_a_device() -> list[bool]:
     standin.install()
-    late.install()
+    late_collectives.install()
     data = fgd.shard(graph().to(standin.DEVICE), method="even")
     plain = graph()
     there = [

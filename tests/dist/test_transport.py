@@ -9,7 +9,7 @@ import fastgraph.dist as fgd
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.transport import as_bytes
 from fastgraph.dist.ranks.world import WORLD
-from tests import forks, late, standin
+from tests import forks, late_collectives, standin
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ DTYPES = (torch.float64, torch.bool, torch.int16)
 
 
 def _gathered_on_a_device() -> list[object]:
-    late.install()
+    late_collectives.install()
     found: list[object] = []
     fgd.COUNTS.reset()
     for dtype in DTYPES:
@@ -46,7 +46,7 @@ def _gathered_on_a_device() -> list[object]:
         rows = transport.all_gather(x.t(), COUNTS)
         found.append((rows.dtype, standin.on_host(rows).tolist()))
     nothing = transport.all_gather(x.t()[:0], [0, 0, 0])
-    kinds = {one.kind for one in late.ISSUED if one.device == standin.DEVICE}
+    kinds = {one.kind for one in late_collectives.ISSUED if one.device == standin.DEVICE}
     return [found, nothing.shape, kinds, fgd.COUNTS.sent["all_gather"]]
 
 
