@@ -97,6 +97,45 @@ def dense_attention_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
     return {"dense_attention": forward, "dense_attention_backward": backward}
 
 
+def spmm_coo_kernel(library: Callable[[], Any]) -> Kernel:
+    """The kernel of ``spmm_coo``, by a native library that has it."""
+
+    def spmm_coo(
+        index: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        num_out: int,
+        reduce: str,
+        transpose: bool,
+        is_checked: bool,
+    ) -> Tensor:
+        native, (sources, destinations) = library(), index.unbind()
+        row_scale = col_scale = None
+        if reduce != "sum":
+            if not is_checked:
+                num_src, num_dst = (num_out, len(x)) if transpose else (len(x), num_out)
+                native.check_edges(sources, destinations, num_src, num_dst)
+            rows, cols = (sources, destinations) if transpose else (destinations, sources)
+            if reduce == "mean":
+                row_scale = _inverse_degree(rows, num_out, x.dtype)
+            else:
+                col_scale = _inverse_degree(cols, len(x), x.dtype)
+            is_checked = True
+        out = new_rows(x, (num_out, x.shape[1]))
+        weight = None if weight is None else weight.contiguous()
+        native.spmm_coo(
+            *(sources, destinations, transpose, is_checked, weight, row_scale, col_scale, x, out)
+        )
+        return out
+
+    return spmm_coo
+
+
+def _inverse_degree(nodes: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    degree = torch.bincount(nodes, minlength=size)
+    return degree.clamp_(min=1).to(accumulator(dtype)).reciprocal_()
+
+
 def spmm_by_head(kernel: Kernel) -> Kernel:
     """A kernel of ``spmm`` from one that takes no weights of heads: a call for each of them."""
 

@@ -91,13 +91,24 @@ def graph_of(
         # Inference tensors have no version counter, so an edit could not be seen.
         refuse_to_capture("the structure of a graph that inference tensors hold", index)
         return _build(index, ptr, num_src, num_dst, self_loops)
-    ptr_key = None if ptr is None else tensor_key(ptr)
-    key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)
+    key = _key(index, ptr, num_src, num_dst, self_loops)
     graph: Graph | None = MEMO.get(key, index, ptr)
     if graph is None:
         graph = _build(index, ptr, num_src, num_dst, self_loops)
         MEMO.put(key, graph, index, ptr)
     return graph
+
+
+def _key(
+    index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int
+) -> tuple[object, ...]:
+    ptr_key = None if ptr is None else tensor_key(ptr)
+    return tensor_key(index), ptr_key, num_src, num_dst, self_loops
+
+
+def is_remembered(index: Tensor, num_src: int, num_dst: int) -> bool:
+    """True if :func:`graph_of` has the graph of an ``edge_index``, as far as torch counts edits."""
+    return _key(index, None, num_src, num_dst, 0) in MEMO
 
 
 class OutOfRange(Refusal):

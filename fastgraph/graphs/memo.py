@@ -319,6 +319,9 @@ class Memo:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: tuple[object, ...]) -> bool:
+        return key in self._entries
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

@@ -21,6 +21,7 @@ from fastgraph.graphs.edges import (
 from fastgraph.graphs.memo import is_recording
 from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
+from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges, coo_kernel, is_first_use
 from fastgraph.plugins.refusal import Refusal
 
 SUMS = REDUCTIONS
@@ -39,7 +40,7 @@ class Aggregation(NamedTuple):
         node_dim: counted from the front.
         ties: as for :func:`fastgraph.ops.segment_reduce`.
         is_product: whether upstream multiplies by a matrix instead of gathering features.
-        known: the graph of the edges, where it has been looked up.
+        known: the graph of the edges, where it has been looked up, or edges that need none.
     """
 
     x: Tensor
@@ -50,7 +51,7 @@ class Aggregation(NamedTuple):
     node_dim: int
     ties: str
     is_product: bool = False
-    known: KnownGraph | None = None
+    known: KnownGraph | UngroupedEdges | None = None
 
     @property
     def is_owned(self) -> bool:
@@ -72,10 +73,25 @@ class Aggregation(NamedTuple):
         ends = (self.num_out, num_in) if edges.transpose else (num_in, self.num_out)
         if refusal := too_large(*ends, edges.num_edges):
             return refusal
+        if self._needs_no_graph(*ends):
+            refusal = unless_out_of_range(check_edges, edges.index, *ends)
+            return refusal or self._replace(known=UngroupedEdges(edges.index))
         graph = unless_out_of_range(graph_of, edges.index, None, *ends)
         if isinstance(graph, OutOfRange):
             return graph
         return self._replace(known=KnownGraph(graph, edges.index))
+
+    def _needs_no_graph(self, num_src: int, num_dst: int) -> bool:
+        """True for a sum of few channels that would be the only one to use the grouped edges."""
+        edges, weight = self.edges, self.weight
+        return (
+            self.reduce in SUMS
+            and edges.self_loops == 0
+            and coo_kernel(self.rows(), edges.index, None, weight, self.num_out) is not None
+            and (
+                edges.transpose or weight is not None or is_first_use(edges.index, num_src, num_dst)
+            )
+        )
 
     def compute(self) -> Tensor:
         """The aggregated features."""
@@ -107,9 +123,10 @@ class Aggregation(NamedTuple):
 
     def count_rows(self) -> int:
         """The number of rows of the result up to the last one with edges: those behind are zero."""
-        if self.known is None or self.node_dim != 0 or not self.x.is_cpu:
+        known = self.known
+        if not isinstance(known, KnownGraph) or self.node_dim != 0 or not self.x.is_cpu:
             return self.num_out
-        return self.known.graph.count_rows(transpose=self.edges.transpose)
+        return known.graph.count_rows(transpose=self.edges.transpose)
 
     def rows(self) -> Tensor:
         """The features, nodes first."""

@@ -8,18 +8,16 @@ they did. Reading all features once takes far less time than gathering them alon
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph import ops, settings
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import AGGREGATION, MEMO, is_recording, tensor_key
+from fastgraph.graphs.sights import Sights
 from fastgraph.layers.aggregation import Aggregation
 from fastgraph.machine import native
 from fastgraph.machine.memory import new_rows
@@ -41,30 +39,7 @@ _LEAST_GATHERED = 1 << 18
 _LEAST_DEGREE = 2
 _LEAST_DEGREE_OF_COPY = 4
 
-_MOST_SIGHTS = 64
-
-
-class _Sights:
-    """Which aggregations were computed once, and their tensors live: nothing is kept of them."""
-
-    def __init__(self) -> None:
-        self._tensors: OrderedDict[tuple[object, ...], list[StorageWeakRef]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def is_second(self, key: tuple[object, ...], tensors: list[Tensor]) -> bool:
-        """True if the same tensors were seen under this key before, once."""
-        with self._lock:
-            before = self._tensors.pop(key, None)
-            # Mini-batches are often where the last one was.
-            if before is not None and not any(storage.expired() for storage in before):
-                return True
-            self._tensors[key] = [StorageWeakRef(t.untyped_storage()) for t in tensors]
-            if len(self._tensors) > _MOST_SIGHTS:
-                self._tensors.popitem(last=False)
-            return False
-
-
-_SIGHTS = _Sights()
+_SIGHTS = Sights()
 
 
 def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:

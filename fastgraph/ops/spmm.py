@@ -11,10 +11,12 @@ from torch import Size, Tensor
 
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.ops.library import Arguments, Context, Gradient, define, wanted_gradients
+from fastgraph.ops.spmm_coo import coo_kernel, is_checked
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
     check_heads_share,
+    check_num_out,
     check_operands,
     flatten,
     topology,
@@ -83,9 +85,17 @@ def _spmm(
     transpose: bool,
 ) -> Tensor:
     check_operands(x, index, ptr, weight, heads=True)
-    graph = topology(index, ptr, x.shape[0], num_out, transpose)
-    kernel = REGISTRY.kernel("spmm", device_type(x), x.dtype)
-    out: Tensor = kernel(graph, flatten(x), weight, reduce, transpose)
+    out: Tensor
+    if (transpose or weight is not None or is_checked(index)) and (
+        kernel := coo_kernel(x, index, ptr, weight, num_out)
+    ) is not None:
+        check_num_out(num_out)
+        options = (num_out, reduce, transpose, is_checked(index))
+        out = kernel(index, flatten(x), weight, *options)
+    else:
+        graph = topology(index, ptr, x.shape[0], num_out, transpose)
+        kernel = REGISTRY.kernel("spmm", device_type(x), x.dtype)
+        out = kernel(graph, flatten(x), weight, reduce, transpose)
     return out if x.dim() == 2 else unflatten(out, num_out, *x.shape[1:])
 
 

@@ -29,10 +29,15 @@ def topology(
         ValueError: ``num_out`` is negative, or as for :class:`fastgraph.Graph`.
         IndexError: ``index`` points outside the nodes.
     """
-    if num_out < 0:
-        raise ValueError(f"num_out must be an integer >= 0, got {num_out}")
+    check_num_out(num_out)
     num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
     return graph_of(index, ptr, num_src, num_dst, self_loops)
+
+
+def check_num_out(num_out: int) -> None:
+    """The number of aggregating nodes is one."""
+    if num_out < 0:
+        raise ValueError(f"num_out must be an integer >= 0, got {num_out}")
 
 
 def check_values(name: str, x: Tensor) -> None:

@@ -232,6 +232,7 @@ def _signature(positional: str, *keywords: str) -> Signature:
 
 SIGNATURES: dict[str, Signature] = {
     "spmm": _signature("graph x weight reduce transpose"),
+    "spmm_coo": _signature("index x weight num_out reduce transpose is_checked"),
     "sddmm": _signature("graph grad x heads reduce transpose"),
     "edge_softmax": _signature("graph score transpose"),
     "edge_softmax_backward": _signature("graph out grad transpose"),

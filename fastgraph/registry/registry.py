@@ -36,6 +36,7 @@ class Registry:
         self._backends: dict[str, Backend] | None = None
         self._selected: str | None = None
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
+        self._companions: dict[tuple[str, str, torch.dtype], Kernel | None] = {}
         self._builders: dict[str, Builder] = {}
         self._checked: set[type] = set()
         self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
@@ -89,6 +90,7 @@ class Registry:
     def _look_up(self) -> None:
         """Resolve the kernels that layers are routed to, given the verdicts so far."""
         self._kernels.clear()
+        self._companions.clear()
         self._builders.clear()
         wanting = self._wanting()
         waiting = [backend for backend in wanting if self._waits(backend)]
@@ -158,6 +160,24 @@ class Registry:
             found = self._kernels[key] = self._resolve(*key)
         return found
 
+    def companion(
+        self, operator: str, of: str, device_type: str, dtype: torch.dtype
+    ) -> Kernel | None:
+        """The kernel of an operator if the backend that computes another one has it.
+
+        Args:
+            operator: one that does the same as ``of`` for some arguments, each bit alike.
+            of: the other one, for which every backend would be asked.
+            device_type: of the tensors.
+            dtype: of the features.
+        """
+        key = (operator, device_type, dtype)
+        if key not in self._companions:
+            backends = self._resolving(device_type)
+            asked = ([b] for b in backends if self._first_kernel([b], of, device_type, dtype))
+            self._companions[key] = self._first_kernel(next(asked, []), *key)
+        return self._companions[key]
+
     def builder(self, device_type: str) -> Builder:
         """The builder of graphs on a device: another backend's if the selected one has none."""
         found = self._builders.get(device_type)
@@ -224,16 +244,19 @@ class Registry:
         return None
 
     def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
+        kernel = self._first_kernel(self._resolving(device_type), operator, device_type, dtype)
+        if kernel is not None:
+            return kernel
+        raise NotImplementedError(
+            f"backend {self._selected!r} has no kernel {operator!r} for {dtype} on {device_type}"
+        )
+
+    def _resolving(self, device_type: str) -> list[Backend]:
+        """The backends that may be asked for a kernel, in this order."""
         backends = self._wanting()
         if self._selected is None:
             backends += self._made_for(device_type) + self._of_last_resort()
-        kernel = self._first_kernel(self._usable(backends), operator, device_type, dtype)
-        if kernel is None:
-            raise NotImplementedError(
-                f"backend {self._selected!r} has no kernel {operator!r} "
-                f"for {dtype} on {device_type}"
-            )
-        return kernel
+        return self._usable(backends)
 
     def _first_builder(self, device_type: str) -> Builder:
         routed = [backend for backend in self.backends.values() if backend.priority >= 0]

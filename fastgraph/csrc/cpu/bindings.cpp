@@ -13,6 +13,7 @@
 #include "cpu/panels.h"
 #include "cpu/score_bias_checks.h"
 #include "cpu/threads.h"
+#include "cpu/throw_bad_index.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 
@@ -34,13 +35,6 @@ MutableCsr checked_output(const Tensor& rowptr, const char* rowptr_name, const T
           num_entries};
 }
 
-// Edges are grouped by destination, row 1 of an edge_index.
-void throw_bad_index(const BadIndex& bad, const MutableCsr& graph) {
-  TVM_FFI_THROW(IndexError) << "edge_index holds index " << bad.value << " in row "
-                            << (bad.in_row ? 1 : 0) << ", expected 0 <= index < "
-                            << (bad.in_row ? graph.num_rows : graph.num_cols);
-}
-
 bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, Tensor rowptr,
                     Tensor col_out, OptionalTensor edge_id) {
   check_ndim(row, 1, "row");
@@ -54,7 +48,7 @@ bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, 
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const BuildResult result = build_csr(rows, cols, graph, bad);
-    if (result == BuildResult::kBadIndex) throw_bad_index(bad, graph);
+    if (result == BuildResult::kBadIndex) throw_bad_index(bad, graph.num_rows, graph.num_cols);
     return result == BuildResult::kSorted;
   });
 }
@@ -79,7 +73,7 @@ int64_t bind_build_csr_with_loops(Tensor row, Tensor col, int64_t num_rows, int6
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const int64_t num_kept = build_csr_with_loops(rows, cols, num_loops, graph, bad);
-    if (num_kept < 0) throw_bad_index(bad, graph);
+    if (num_kept < 0) throw_bad_index(bad, graph.num_rows, graph.num_cols);
     return num_kept;
   });
 }

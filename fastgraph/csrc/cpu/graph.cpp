@@ -17,10 +17,6 @@ constexpr int64_t kStep = 1 << 14;
 
 inline int64_t num_steps(int64_t size) { return (size + kStep - 1) / kStep; }
 
-inline bool in_range(int64_t value, int64_t limit) {
-  return static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);
-}
-
 // A stable counting sort of edges by row, one table of counters per chunk of edges: edge i of a
 // chunk goes behind all edges of its row in earlier chunks, so the order is that of a serial sort
 // whatever the number of chunks.
@@ -83,18 +79,6 @@ class CountingSort {
   int64_t num_chunks_;
   Scratch<int32_t> counters_;
 };
-
-// The first index out of range; only called when there is one.
-template <typename Index>
-BadIndex find_bad_index(Indices<Index> row, Indices<Index> col, int64_t num_rows, int64_t num_cols,
-                        bool skips_loops = false) {
-  for (int64_t i = 0; i < row.size; ++i) {
-    if (skips_loops && row[i] == col[i]) continue;
-    if (!in_range(row[i], num_rows)) return {row[i], true};
-    if (!in_range(col[i], num_cols)) return {col[i], false};
-  }
-  return {};
-}
 
 // Copies columns while rows ascend and every index is in range; false as soon as one is not.
 template <typename Index>

@@ -10,6 +10,10 @@
 
 namespace fastgraph {
 
+inline bool in_range(int64_t value, int64_t limit) {
+  return static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);
+}
+
 // Calls body(at), where at(i) is the index at i: without a stride, loops over it are vectorised.
 template <typename Index, typename Body>
 void with_access(Indices<Index> values, const Body& body) {

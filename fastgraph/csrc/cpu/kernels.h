@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/bad_index.h"
 #include "fastgraph/attention_arguments.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/tiles.h"
@@ -12,12 +13,6 @@ namespace fastgraph {
 
 // 64 bits that depend on every element and its place, and not on strides. Not for adversaries.
 uint64_t checksum(const Strided& tensor);
-
-// An index outside its range.
-struct BadIndex {
-  int64_t value = 0;
-  bool in_row = false;  // in the row array rather than in the column array
-};
 
 enum class BuildResult { kSorted, kPermuted, kBadIndex };
 

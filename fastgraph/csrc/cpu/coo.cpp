@@ -1,0 +1,151 @@
+// Sums of one or two columns over edges that are not grouped.
+//
+// Each edge adds its message to the row that it belongs to. With so few columns, all additions take
+// less time than to group the edges.
+#include "cpu/coo.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "cpu/indices.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
+#include "fastgraph/schedule.h"
+#include "fastgraph/simd.h"
+
+namespace fastgraph {
+namespace {
+
+// The sums of rows of W columns. A row is cut after kMaxPiece entries, as spmm cuts it, so that it
+// comes to the same bits.
+template <typename A, int W>
+class Sums {
+ public:
+  explicit Sums(int64_t rows)
+      : size_(rows * W), piece_(scratch<A>(size_)), count_(scratch<int32_t>(rows)) {
+    std::fill_n(piece_.get(), size_, A{});
+    std::fill_n(count_.get(), rows, 0);
+  }
+
+  // Calls add(e, sum) for all entries e from `first` on that are in its row; returns the next one.
+  template <typename RowOf, typename Add>
+  int64_t add_run(const RowOf& row_of, int64_t first, int64_t end, const Add& add) {
+    const int64_t row = row_of(first);
+    A sum[W];
+    std::copy_n(&piece_[row * W], W, sum);
+    int32_t count = count_[row];
+    int64_t e = first;
+    do {
+      add(e, sum);
+      if (++count == kMaxPiece) {
+        cut(row, sum);
+        count = 0;
+      }
+    } while (++e < end && row_of(e) == row);
+    std::copy_n(sum, W, &piece_[row * W]);
+    count_[row] = count;
+    return e;
+  }
+
+  A total(int64_t place) const { return (before_.empty() ? A{} : before_[place]) + piece_[place]; }
+
+ private:
+  void cut(int64_t row, A (&sum)[W]) {
+    if (before_.empty()) before_.resize(size_);
+    for (int f = 0; f < W; ++f) {
+      before_[row * W + f] += sum[f];
+      sum[f] = 0;
+    }
+  }
+
+  int64_t size_;
+  Scratch<A> piece_;        // the last one of each row
+  Scratch<int32_t> count_;  // of its entries
+  std::vector<A> before_;   // the sums of the others, once there are any
+};
+
+// sum += coefficient(e, column of e) * its row of x for all entries, in their order.
+template <int W, typename T, typename Index, typename Coefficient>
+void add_entries(const Coo<Index>& graph, const T* x, const Coefficient& coefficient,
+                 Sums<Accumulator<T>, W>& sums) {
+  with_access(graph.row, [&](auto row_of) {
+    with_access(graph.col, [&](auto col_of) {
+      const int64_t end = graph.row.size;
+      for (int64_t e = 0; e < end;) {
+        e = sums.add_run(row_of, e, end, [&](int64_t e, Accumulator<T>(&sum)[W]) {
+          const int64_t col = col_of(e);
+          for (int f = 0; f < W; ++f) sum[f] += coefficient(e, col) * load_one(x + col * W + f);
+        });
+      }
+    });
+  });
+}
+
+template <int W, typename T, typename Index>
+void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+            const Accumulator<T>* col_scale, const T* x, T* out) {
+  using A = Accumulator<T>;
+  Sums<A, W> sums(graph.num_rows);
+  if (weight && col_scale) {
+    const auto product = [&](int64_t e, int64_t col) { return col_scale[col] * load_one(weight + e); };
+    add_entries(graph, x, product, sums);
+  } else if (weight) {
+    add_entries(graph, x, [&](int64_t e, int64_t) { return load_one(weight + e); }, sums);
+  } else if (col_scale) {
+    add_entries(graph, x, [&](int64_t, int64_t col) { return col_scale[col]; }, sums);
+  } else {
+    add_entries(graph, x, [](int64_t, int64_t) { return A{1}; }, sums);
+  }
+  for (int64_t row = 0; row < graph.num_rows; ++row) {
+    const A scale = row_scale ? row_scale[row] : A{1};
+    for (int64_t i = row * W; i < (row + 1) * W; ++i) store_one(out + i, scale * sums.total(i));
+  }
+}
+
+}  // namespace
+
+template <typename Index>
+bool are_in_range(const Coo<Index>& graph, BadIndex& bad) {
+  constexpr int64_t kStep = 1 << 14;  // entries of a task
+  const int64_t size = graph.row.size;
+  const auto last_row = static_cast<uint64_t>(graph.num_rows) - 1;
+  const auto last_col = static_cast<uint64_t>(graph.num_cols) - 1;
+  std::atomic<bool> valid{true};
+  with_access(graph.row, [&](auto row_of) {
+    with_access(graph.col, [&](auto col_of) {
+      for_each_task((size + kStep - 1) / kStep, size, [&](int64_t step) {
+        // The highest bit is set as soon as an index is negative, or what is left from it to the
+        // last one.
+        uint64_t bits = 0;
+        for (int64_t e = step * kStep; e < std::min((step + 1) * kStep, size); ++e) {
+          const auto row = static_cast<uint64_t>(static_cast<int64_t>(row_of(e)));
+          const auto col = static_cast<uint64_t>(static_cast<int64_t>(col_of(e)));
+          bits |= row | (last_row - row) | col | (last_col - col);
+        }
+        if (bits >> 63) valid.store(false, std::memory_order_relaxed);
+      });
+    });
+  });
+  if (!valid.load()) bad = find_bad_index(graph.row, graph.col, graph.num_rows, graph.num_cols);
+  return valid.load();
+}
+
+template <typename T, typename Index>
+void spmm_coo(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+              const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
+  if (x.width == 1) return add_up<1>(graph, weight, row_scale, col_scale, x.data, out.data);
+  add_up<2>(graph, weight, row_scale, col_scale, x.data, out.data);
+}
+
+#define FASTGRAPH_INSTANTIATE_COO(Index)                                  \
+  template bool are_in_range(const Coo<Index>&, BadIndex&);               \
+  template decltype(spmm_coo<float, Index>) spmm_coo<float, Index>;       \
+  template decltype(spmm_coo<double, Index>) spmm_coo<double, Index>;     \
+  template decltype(spmm_coo<bfloat16, Index>) spmm_coo<bfloat16, Index>; \
+  template decltype(spmm_coo<float16, Index>) spmm_coo<float16, Index>;
+
+FASTGRAPH_INSTANTIATE_COO(int32_t)
+FASTGRAPH_INSTANTIATE_COO(int64_t)
+
+}  // namespace fastgraph

@@ -1,0 +1,28 @@
+// Edges in the order in which they were given.
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace fastgraph {
+
+// A sparse matrix in coordinate format: entry e stands in row row[e] and column col[e].
+template <typename Index>
+struct Coo {
+  Indices<Index> row;
+  Indices<Index> col;
+  int64_t num_rows;
+  int64_t num_cols;
+};
+
+// Whether all entries are inside the matrix; if not, with the first index that is not.
+template <typename Index>
+bool are_in_range(const Coo<Index>& graph, BadIndex& bad);
+
+// out[i] = row_scale[i] * the sum of weight[e] * col_scale[j] * x[j] over the entries e in row i
+// and any column j, each bit as spmm has it on the same entries grouped by row. Scales and weights
+// may be null. x has one column or two.
+template <typename T, typename Index>
+void spmm_coo(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+              const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);
+
+}  // namespace fastgraph

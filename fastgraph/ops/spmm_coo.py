@@ -1,0 +1,97 @@
+"""Sums of one or two channels, for which edges need not be grouped.
+
+To group edges takes several times as long as to add up so little along them, and to look for the
+weight of each edge in another order is what takes longest then. So ``spmm`` leaves such sums to the
+kernel ``spmm_coo``, which goes through the edges in the order in which they were given: with
+weights and over reversed edges always, as bits must not depend on what is cached. Along the edges
+both come to the same bits, and ``spmm_coo`` is for those that are used for the first time, of which
+the caller knows (:class:`UngroupedEdges`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from fastgraph.graphs.edges import is_remembered
+from fastgraph.graphs.memo import tensor_key
+from fastgraph.graphs.sights import Sights
+from fastgraph.machine import native
+from fastgraph.plugins.backend import Kernel, device_type
+from fastgraph.registry.registry import REGISTRY
+
+_MOST_CHANNELS = 2
+
+_MOST_BYTES = 1 << 20
+"""Of the rows of both ends. More are not found in the processor's own cache, edge by edge."""
+
+Result = TypeVar("Result")
+
+
+class UngroupedEdges(NamedTuple):
+    """An ``edge_index`` whose indices are in range, and which sums need not group."""
+
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+
+    def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
+        """The result of ``compute(*arguments)``, in which sums along the edges group nothing."""
+        before, _THREAD.index = _THREAD.index, self.index
+        try:
+            return compute(*arguments)
+        finally:
+            _THREAD.index = before
+
+
+class _Thread(threading.local):
+    index: Tensor | None = None
+
+
+_THREAD = _Thread()
+_SIGHTS = Sights()
+
+
+def coo_kernel(
+    x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None, num_out: int
+) -> Kernel | None:
+    """The kernel that adds up these features without a graph, if there is one for so few.
+
+    Args:
+        x: as for :func:`fastgraph.ops.spmm`.
+        index: likewise.
+        ptr: likewise.
+        weight: likewise.
+        num_out: number of aggregating nodes.
+    """
+    num_in, channels = x.shape[0], x.shape[1:].numel()
+    if (
+        not 1 <= channels <= _MOST_CHANNELS
+        or ptr is not None
+        or (weight is not None and weight.dim() != 1)
+        or (num_in + num_out) * channels * x.element_size() > _MOST_BYTES
+    ):
+        return None
+    return REGISTRY.companion("spmm_coo", "spmm", device_type(x), x.dtype)
+
+
+def is_checked(index: Tensor) -> bool:
+    """True within :meth:`UngroupedEdges.while_computing` of this ``edge_index``."""
+    return _THREAD.index is index
+
+
+def is_first_use(index: Tensor, num_src: int, num_dst: int) -> bool:
+    """True if the graph of an ``edge_index`` is not cached, and this was not asked before."""
+    if index.is_inference() or is_remembered(index, num_src, num_dst):
+        return False
+    return not _SIGHTS.is_second((tensor_key(index), num_src, num_dst), [index])
+
+
+def check_edges(index: Tensor, num_src: int, num_dst: int) -> None:
+    """All indices of an ``edge_index`` on the CPU are nodes.
+
+    Raises:
+        IndexError: one of them is not.
+    """
+    native.library().check_edges(index[0], index[1], num_src, num_dst)

@@ -1,0 +1,145 @@
+"""Sums of one or two channels over edges that nobody groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import LGConv, SimpleConv
+
+import fastgraph
+from fastgraph import ops
+from fastgraph.graphs.memo import MEMO
+from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges
+from fastgraph.plugins.backend import FLOATING
+from fastgraph.registry.registry import REGISTRY
+
+NUM_SRC, NUM_DST, NUM_EDGES = 90, 70, 14_000
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> None:
+    if REGISTRY.companion("spmm_coo", "spmm", "cpu", torch.float32) is None:
+        pytest.skip("the backend groups edges for all sums")
+    MEMO.clear()
+
+
+def edges(dtype: torch.dtype = torch.int64) -> Tensor:
+    """With a hub at either end that has several pieces, isolated nodes and runs of one node."""
+    index = torch.stack([torch.randint(NUM_SRC - 5, (NUM_EDGES,)), torch.randint(60, (NUM_EDGES,))])
+    index[1, :9000] = 3
+    index[0, 4000:] = index[0, 4000:].where(torch.rand(NUM_EDGES - 4000) < 0.2, 5)
+    return index.to(dtype)
+
+
+def ungrouped(x: Tensor, index: Tensor, *args: Tensor | None, **options: object) -> Tensor:
+    return UngroupedEdges(index).while_computing(
+        lambda: ops.spmm(x, index, *args, num_out=NUM_DST, **options)
+    )
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_each_bit_is_that_of_grouped_edges(dtype: torch.dtype, channels: int, reduce: str) -> None:
+    x = torch.randn(NUM_SRC, channels).to(dtype)
+    for index in (edges(), edges(torch.int32), edges()[:, ::2]):
+        out = ungrouped(x, index, reduce=reduce)
+        assert len(MEMO) == 0
+        assert torch.equal(out, ops.spmm(x, index, num_out=NUM_DST, reduce=reduce))
+        assert len(MEMO) == 1
+        MEMO.clear()
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_weighted_sums_group_nothing(dtype: torch.dtype, reduce: str) -> None:
+    x, weight = torch.randn(NUM_SRC, 2).to(dtype), torch.randn(NUM_EDGES).to(dtype)
+    index = edges()
+    out = ops.spmm(x, index, weight, num_out=NUM_DST, reduce=reduce)
+    assert len(MEMO) == 0
+    wide = ops.spmm(x.repeat(1, 2), index, weight, num_out=NUM_DST, reduce=reduce)
+    assert torch.equal(out, wide[:, :2])
+    strided = torch.stack([weight, weight], dim=1)[:, 0]
+    assert torch.equal(out, ops.spmm(x, index, strided, num_out=NUM_DST, reduce=reduce))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_all_orders(weighted: bool, reduce: str) -> None:
+    index = edges()[:, 8990:9030]
+    x = torch.randn(NUM_SRC, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(40, dtype=torch.float64, requires_grad=True) if weighted else None
+
+    def compute(x: Tensor, weight: Tensor | None = None) -> Tensor:
+        return ungrouped(x, index, weight, reduce=reduce)
+
+    inputs = (x,) if weight is None else (x, weight)
+    assert torch.autograd.gradcheck(compute, inputs)
+    assert torch.autograd.gradgradcheck(compute, inputs)
+
+
+def test_gradients_do_not_depend_on_the_cache() -> None:
+    """The backward pass goes in the order of edges, whether they are grouped by then or not."""
+    index = edges()
+    gradients = []
+    for _ in range(2):
+        x = torch.randn(NUM_SRC, 1, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        out = ungrouped(x, index)
+        out.backward(torch.ones_like(out) / 3)
+        gradients.append(x.grad)
+        ops.spmm(torch.randn(NUM_SRC, 8), index, num_out=NUM_DST)
+        assert len(MEMO) == 1
+    assert torch.equal(gradients[0], gradients[1])
+
+
+def test_a_layer_groups_edges_that_it_uses_again() -> None:
+    index, x = edges()[:, :2000], torch.randn(NUM_SRC, 1)
+    outs = []
+    with fastgraph.enabled():
+        for known in (0, 1, 1):
+            outs.append(SimpleConv()((x, None), index, size=(NUM_SRC, NUM_DST)))
+            assert len(MEMO) == known
+            assert torch.equal(outs[0], outs[-1])
+
+
+def test_a_layer_with_weights_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES", raising=False)
+    index, x = torch.randint(50, (2, 2000)), torch.randn(50, 1, requires_grad=True)
+    weight, layer = torch.rand(2000), LGConv(normalize=False)
+    expected = layer(x, index, weight)
+    (expected_grad,) = torch.autograd.grad(expected.sum(), x)
+    with fastgraph.enabled():
+        out = layer(x, index, weight)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+    assert len(MEMO) == 0
+    assert torch.equal(out, expected)
+    torch.testing.assert_close(grad, expected_grad)
+
+
+@pytest.mark.parametrize(("row", "value"), [(0, NUM_SRC), (0, -1), (1, NUM_DST), (1, 2**40)])
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_an_index_out_of_range(row: int, value: int, transpose: bool, reduce: str) -> None:
+    index = edges()
+    index[row, 77] = value
+    limit = (NUM_SRC, NUM_DST)[row]
+    message = rf"edge_index holds index {value} in row {row}, expected 0 <= index < {limit}"
+    with pytest.raises(IndexError, match=message):
+        check_edges(index, NUM_SRC, NUM_DST)
+    num_in, num_out = (NUM_DST, NUM_SRC) if transpose else (NUM_SRC, NUM_DST)
+    options = {"num_out": num_out, "reduce": reduce, "transpose": transpose}
+    weight = torch.ones(NUM_EDGES)
+    with pytest.raises(IndexError, match=message):
+        ops.spmm(torch.ones(num_in, 1), index, weight, **options)
+    with fastgraph.enabled(), pytest.raises((IndexError, RuntimeError, ValueError)) as error:
+        SimpleConv()((torch.ones(NUM_SRC, 1), None), index, size=(NUM_SRC, NUM_DST))
+    assert "expected 0 <=" not in str(error.value)  # upstream's own
+
+
+@pytest.mark.parametrize(("num_src", "num_dst"), [(0, 0), (0, 3), (3, 0), (3, 4)])
+def test_no_edges(num_src: int, num_dst: int) -> None:
+    index, weight = torch.empty(2, 0, dtype=torch.int64), torch.empty(0)
+    for reduce in ("sum", "mean"):
+        out = ops.spmm(torch.ones(num_src, 1), index, weight, num_out=num_dst, reduce=reduce)
+        assert torch.equal(out, torch.zeros(num_dst, 1))
