@@ -2,7 +2,7 @@
 //
 // Each edge adds its message to the row that it belongs to. With so few columns, all additions take
 // less time than to group the edges.
-#include "cpu/coo.h"
+#include "cpu/spmm_coo.h"
 
 #include <algorithm>
 #include <atomic>
@@ -88,7 +88,9 @@ void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_
   using A = Accumulator<T>;
   Sums<A, W> sums(graph.num_rows);
   if (weight && col_scale) {
-    const auto product = [&](int64_t e, int64_t col) { return col_scale[col] * load_one(weight + e); };
+    const auto product = [&](int64_t e, int64_t col) {
+      return col_scale[col] * load_one(weight + e);
+    };
     add_entries(graph, x, product, sums);
   } else if (weight) {
     add_entries(graph, x, [&](int64_t e, int64_t) { return load_one(weight + e); }, sums);

@@ -2,7 +2,7 @@
 #include <tvm/ffi/function.h>
 
 #include "bindings/checks.h"
-#include "cpu/coo.h"
+#include "cpu/spmm_coo.h"
 #include "cpu/throw_bad_index.h"
 
 namespace fastgraph {
