@@ -1,4 +1,4 @@
-"""Whether something was asked for before: what is used once is not worth being remembered."""
+"""First uses of tensors, of which nothing is worth being remembered."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import OrderedDict
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_MOST_SIGHTS = 64
+MOST = 64
 
 
 class Sights:
-    """What was computed once, of tensors that live: nothing is kept of them or of the result."""
+    """Keys under which something was done once, while the tensors that it was done with live."""
 
     def __init__(self) -> None:
         self._tensors: OrderedDict[tuple[object, ...], list[StorageWeakRef]] = OrderedDict()
@@ -26,6 +26,6 @@ class Sights:
             if before is not None and not any(storage.expired() for storage in before):
                 return True
             self._tensors[key] = [StorageWeakRef(t.untyped_storage()) for t in tensors]
-            if len(self._tensors) > _MOST_SIGHTS:
+            if len(self._tensors) > MOST:
                 self._tensors.popitem(last=False)
             return False

@@ -18,7 +18,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.propagate import least_edges
 from fastgraph.pyg.traced import kind_of
 from fastgraph.routing.programs import forget, last_outcome
-from fastgraph.routing.sizes import LEARNED_SUM, NEW_GRAPH_SUM, TOO_SMALL, is_tiny, is_too_small
+from fastgraph.routing.sizes import LEARNED_SUM, TOO_SMALL, WEIGHTED_SUM, is_tiny, is_too_small
 from fastgraph.routing.small_calls import SmallCalls
 from fastgraph.routing.status import leave
 from fastgraph.routing.switch import SWITCH
@@ -55,7 +55,7 @@ _WIDTHS: dict[str, Width] = {
 }
 """By layer, the tensor with as many channels as its messages, or their number. All have weights."""
 
-_LEAST = {"ChebConv": NEW_GRAPH_SUM, "ClusterGCNConv": NEW_GRAPH_SUM, "PDNConv": LEARNED_SUM}
+_LEAST = {"ChebConv": WEIGHTED_SUM, "ClusterGCNConv": WEIGHTED_SUM, "PDNConv": LEARNED_SUM}
 """Of layers that add or leave out edges at each call, or learn weights."""
 
 _TRACED = ("EGConv", "FAConv")

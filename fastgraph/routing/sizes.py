@@ -43,13 +43,11 @@ class Least(NamedTuple):
         return self.training if is_grad_enabled() else self.inference
 
 
-SUM = Least(inference=10_000, training=6500, wide=32, narrow_edges=32)
+SUM = Least(inference=10_000, training=6500, wide=32, narrow_edges=5)
 # Upstream multiplies by weights in a pass of its own.
-WEIGHTED_SUM = Least(inference=6500, training=3000, wide=24, narrow_edges=32)
+WEIGHTED_SUM = Least(inference=6500, training=3000, wide=24, narrow_edges=16)
 # Gradients of weights, too: a pass of their own, over edges that are not in order.
 LEARNED_SUM = Least(inference=6500, training=5000, wide=32, narrow_edges=NEVER)
-# A graph of its own at each call, which is grouped anew.
-NEW_GRAPH_SUM = WEIGHTED_SUM._replace(narrow_edges=NEVER)
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 WEIGHTED_GCN = Least(inference=3000, training=2000, wide=32)
@@ -128,14 +126,16 @@ def is_too_small(
         found = least if isinstance(least, Least) else least(*arguments)
         bound = found.training if is_grad_enabled() else found.inference
         if num_edges >= bound:
-            if num_edges >= found.narrow_edges * bound:
-                return False
+            if num_edges >= max(found.narrow_edges, found.wide) * bound:
+                return False  # enough for any channels
             features = width(*arguments)
             if type(features) is not Tensor or len(shape := features.shape) != 2:
                 channels = _channels(features)
             else:
                 channels = shape[1]
-            if channels > _NARROW and num_edges * channels >= found.wide * bound:
+            is_narrow = 1 <= channels <= _NARROW
+            times = found.narrow_edges if is_narrow else found.wide / max(channels, 1)
+            if num_edges >= times * bound:
                 return False
     return rows == 2 and edge_index.is_cpu and current().min_edges is None
 

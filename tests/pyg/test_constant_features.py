@@ -16,6 +16,7 @@ from torch_geometric.nn import GINConv, GraphConv, LGConv, SAGEConv, SGConv
 
 import fastgraph
 from fastgraph import settings
+from fastgraph.graphs import sights
 from fastgraph.graphs.memo import AGGREGATION, MEMO
 from fastgraph.layers import constant
 from fastgraph.layers.aggregation import Aggregation
@@ -177,7 +178,7 @@ def test_mini_batches_are_never_kept(computed: list[Aggregation]) -> None:
         for seed in range(20):
             conv(features(seed), edges(seed))
         assert len(computed) == 20 and not kept()
-    assert len(constant._SIGHTS._tensors) <= constant._MOST_SIGHTS
+    assert len(constant._SIGHTS._tensors) <= sights.MOST
 
 
 def test_content_that_changes_at_every_step_is_kept_at_most_every_other_time(
