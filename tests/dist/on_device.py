@@ -21,8 +21,8 @@ IsAuthor = Callable[[str], bool]
 SAID = "the host has waited for: "
 """Begins a line about what rank 0 has waited for, of which a program has not asked."""
 
-_COMPARED = (0, 1, 2, 3, 7, 15)
-"""Steps in which ranks compare what they have alike, or make what later ones use."""
+_FIRST = 2
+"""Steps in which ranks compare all that they have alike, and make what later ones use."""
 
 _BETWEEN = ("torch", "functools", "contextlib")
 _HOOKS = "fastgraph.dist.tensor.hooks"
@@ -89,7 +89,7 @@ def _watch() -> None:
 
     def after_step(*_: object) -> None:
         nonlocal steps
-        if steps not in _COMPARED:
+        if steps >= _FIRST:
             for wait in waits:
                 if not wait.endswith(standin.ELSEWHERE):
                     print(SAID + wait)

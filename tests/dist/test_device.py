@@ -111,8 +111,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "GIN": lambda i, o: gnn.GINConv(gnn.MLP([i, o, o], norm="batch_norm"), train_eps=True),
     "EdgeConv": lambda i, o: gnn.EdgeConv(gnn.MLP([2 * i, o], norm=None)),
 }
-STEPS, WARM = 5, 3
-"""In the third step the first comparison of ranks tells that all have taken two."""
+STEPS, WARM = 5, 2
 
 TOLERANCE = 1e-12
 """Of losses and of the norm of all gradients: sums are taken in another order."""
@@ -193,4 +192,5 @@ def test_models_train_on_a_device_as_on_one_process_and_the_host_waits_for_nothi
             assert not found.gathers, name
             if is_routed:  # upstream's own layers look for self-loops in each step
                 assert not found.waits, name
-                assert not found.through_host, name
+                # Hosts may tell each other once that all have taken two steps.
+                assert [one.shape for one in found.through_host] in ([], [[2 * world_size]]), name
