@@ -12,7 +12,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,10 +52,16 @@ _OF_TESTS = (__name__, "tests.late_collectives", "tests.collectives", "tests.dis
 
 _library: torch.library.Library | None = None
 
+PROPERTIES = SimpleNamespace(
+    name="stand-in", multi_processor_count=4, total_memory=2**32, clock_rate=1_000_000,
+    memory_clock_rate=1_000_000, memory_bus_width=64,
+)  # fmt: skip
+"""Those of the device, which is small."""
+
 _LAG = 16
 """Operations by which the device is behind the host: far less than there are in a step."""
 
-_SECONDS_OF_ITS_OWN, _SECONDS_OF_ELEMENT = 1e-6, 1e-9
+_SECONDS_OF_ITS_OWN, _SECONDS_OF_ELEMENT = 1e-6, 1e-7
 """Of an operation, by the clock of the device."""
 
 
@@ -64,22 +70,25 @@ class _Clock:
 
     Attributes:
         issued: operations so far.
+        done: how many of them are, for certain.
         seconds: in which it does them, one after the other.
         copies: to the host, which have not arrived: the number of the operation, memory of the host
             that must not be read yet, and what it will hold.
     """
 
     def __init__(self) -> None:
-        self.issued, self.seconds = 0, 0.0
+        self.issued, self.done, self.seconds = 0, 0, 0.0
         self.copies: list[tuple[int, Tensor, Tensor]] = []
 
     def advance(self, elements: int) -> None:
         """Have one operation more done, on so many elements."""
         self.issued += 1
+        self.done = max(self.done, self.issued - _LAG)
         self.seconds += _SECONDS_OF_ITS_OWN + _SECONDS_OF_ELEMENT * elements
 
     def arrive(self, until: int) -> None:
-        """Have the copies be there that were issued before an operation."""
+        """Have an operation be done, and copies be there that were issued before it."""
+        self.done = max(self.done, until)
         for number, target, values in self.copies:
             if number <= until:
                 target.copy_(values)
@@ -112,7 +121,7 @@ class Event:
 
     def query(self) -> bool:
         """True if the device has come here."""
-        return self._number <= CLOCK.issued - _LAG
+        return self._number <= CLOCK.done
 
     def synchronize(self) -> None:
         """Wait until it has."""
@@ -153,6 +162,21 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
             torch.set_rng_state(state)
         else:
             RANDOM = state.clone()
+
+    @staticmethod
+    def get_device_properties(device: object = None) -> SimpleNamespace:
+        """As of a GPU."""
+        return PROPERTIES
+
+    @staticmethod
+    def memory_allocated(device: object = None) -> int:
+        """Bytes of tensors."""
+        return 2**19
+
+    @staticmethod
+    def max_memory_allocated(device: object = None) -> int:
+        """Bytes of tensors, at most."""
+        return 2**20
 
     @staticmethod
     def mem_get_info(device: object = None) -> tuple[int, int]:

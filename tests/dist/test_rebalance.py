@@ -20,7 +20,7 @@ import fastgraph.dist as fgd
 from fastgraph.dist.balance import balance, first_epochs, performance, rebalancing
 from fastgraph.dist.balance.automatic import Automatic
 from fastgraph.dist.balance.first_epochs import FirstEpochs
-from fastgraph.dist.ranks import devices, transport
+from fastgraph.dist.ranks import devices, phases, transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.machine import cache
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
@@ -84,7 +84,7 @@ class Clock:
 @contextmanager
 def clock() -> Iterator[Clock]:
     made = Clock()
-    modules = (balance, transport)
+    modules = (balance, phases)
     before = [module.time for module in modules]
     for module in modules:
         module.time = made  # type: ignore[assignment]

@@ -29,6 +29,7 @@ from fastgraph.dist.graphs.usual import Forward, Loss, usual_forward, usual_loss
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.devices import devices, identities, scores
+from fastgraph.dist.ranks.own_device import HOST, random_state, set_random_state
 from fastgraph.dist.ranks.phases import Phases
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import only_here
@@ -228,8 +229,8 @@ def measure_performance(
     model, and is used again for the same graph. It takes some twenty epochs of the whole graph.
 
     Args:
-        model: which is not changed.
-        data: the whole graph, not sharded.
+        model: which is not changed. Copies of it are trained on the device of its parameters.
+        data: the whole graph, not sharded, on the CPU.
         forward: see :func:`fastgraph.dist.validate`.
         loss: see :func:`fastgraph.dist.validate`.
         ratios: how much of the graph is sampled, above 0 and at most 1; each twice, shared out
@@ -311,6 +312,11 @@ class _Training:
     forward: Forward
     loss: Loss
 
+    @property
+    def device(self) -> torch.device:
+        """That of the model."""
+        return next((p.device for p in self.model.parameters()), HOST)
+
     def steps(self, data: PygGraph) -> Callable[[], None]:
         model = copy.deepcopy(self.model).train()
 
@@ -343,7 +349,7 @@ class _Sampler:
         draw = random.Random(0)  # the same on all ranks, and no number of the program's
         equal = [1 / WORLD.size] * WORLD.size
         found: list[Sample] = []
-        state = torch.get_rng_state()
+        state, of_device = torch.get_rng_state(), random_state(WORLD.device)
         for ratio in ratios:
             for shares in (equal, self._by_score):
                 count = max(WORLD.size, round(ratio * self._num_blocks))
@@ -354,6 +360,8 @@ class _Sampler:
                 one["sample"], one["ratio"], one["graph"] = f"{len(found)}", ratio, graph
                 found.append(one)
         torch.set_rng_state(state)
+        if of_device is not None:
+            set_random_state(WORLD.device, of_device)
         return found
 
     def _measured(self, train: _Training, first: int, rank_of: list[int]) -> Sample:
@@ -363,6 +371,8 @@ class _Sampler:
         edges = (inside.cumsum(0) - 1)[edges]
         # Features of parts are those of halos, by which their performance is to be explained.
         graph = shard(_subgraph(self._data, inside, self._sizes), parts=owner, mode="halo")
+        if train.device != HOST:
+            graph = graph.to(train.device)
         placement = Placement.of(graph)
         step = train.steps(graph)
         step()  # plans, sorted graphs
@@ -370,7 +380,7 @@ class _Sampler:
         step()
         seconds = max(one.total for one in warm.finish(1).measured)
         epochs = max(2, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-6))))
-        counts_peak = restart_peak()
+        counts_peak = train.device == HOST and restart_peak()
         before = resident()
         measurement = Measurement(placement)
         for _ in range(epochs):

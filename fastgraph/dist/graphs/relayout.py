@@ -110,7 +110,7 @@ class Placement:
             starts.append(starts[-1] + rows.n)
         found = []
         for index, (source, target) in zip(self.edges, self.ends, strict=True):
-            pair = index.local.detach() + torch.tensor([[starts[source]], [starts[target]]])
+            pair = memo.on_host(index.local) + torch.tensor([[starts[source]], [starts[target]]])
             sends = [pair.shape[1], *[0] * (WORLD.size - 1)]
             receives = index.rows.counts if WORLD.rank == 0 else [0] * WORLD.size
             found.append(transport.all_to_all(pair.t(), sends, receives).t())
@@ -195,7 +195,7 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
 
 def _edges(index: ShardedTensor, sources: Tensor, destinations: Tensor, nodes: Layout) -> Layout:
     """The layout of edges that are where they belong, by the owners of their nodes."""
-    src, dst = index.local.long()
+    src, dst = memo.on_host(index.local).long()
     to = owner_of_edges(sources[src], destinations[dst], nodes.mode, nodes.mesh)
     sends = torch.bincount(to, minlength=WORLD.size)
     table = transport.all_gather(sends[None], [1] * WORLD.size)

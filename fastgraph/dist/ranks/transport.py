@@ -7,7 +7,6 @@ Every rank must issue the same collectives in the same order. Nothing else in th
 from __future__ import annotations
 
 import pickle
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,7 +20,7 @@ from torch.nn.functional import pad
 from fastgraph.dist.ranks.board import BOARD, Asked
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.own_device import HOST
-from fastgraph.dist.ranks.phases import RECORDER
+from fastgraph.dist.ranks.phases import RECORDER, Clock, Spent
 from fastgraph.dist.ranks.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
 _AT_ONCE = 2**20
@@ -202,8 +201,7 @@ class Exchange:
         self._given, self._received = given, received
         self._work: dist.Work | None = None
         self._asked = Asked(0, "")
-        self._recorded: list[tuple[int, float]] | None = None
-        self._position = 0
+        self._recorded: tuple[Spent, Clock] | None = None
 
     def begin(self, sends: Sequence[int], receives: Sequence[int], group: Group | None) -> None:
         """Issue the collective."""
@@ -218,21 +216,21 @@ class Exchange:
 
         sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
         self._asked = _issue("all_to_all", x.shape[1:], x.dtype, sent, collective, device=x.device)
-        self._recorded = RECORDER.collectives
-        if self._recorded is not None:
-            self._position = len(self._recorded) - 1
+        if RECORDER.collectives is not None:
+            self._recorded = RECORDER.collectives[-1], RECORDER.clock
 
     def wait(self) -> Tensor:
         """The tensor that was received, once it is here."""
         if self._work is None:
             return self._received
-        started = time.perf_counter()
-        _wait(self._work, self._asked)
+        if self._recorded is None:
+            _wait(self._work, self._asked)
+        else:  # what the rank did meanwhile counts as computing
+            spent, clock = self._recorded
+            since = clock.now()
+            _wait(self._work, self._asked)
+            spent.spans.append((since, clock.now()))
         self._work = None
-        if self._recorded is not None:  # what the rank did meanwhile counts as computing
-            sent, seconds = self._recorded[self._position]
-            seconds += time.perf_counter() - started
-            self._recorded[self._position] = sent, seconds
         return self._received
 
 
@@ -325,11 +323,7 @@ def _issue(
     *steps: Step,
     device: torch.device = HOST,
 ) -> Asked:
-    """Begin each step of a collective and wait for it, if it gives what can be waited for.
-
-    Raises:
-        NotImplementedError: the times of a collective are wanted for which no host waits.
-    """
+    """Begin each step of a collective and wait for it, if it gives what can be waited for."""
     if WORLD.is_alone:
         raise RanksDivergedError(
             f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
@@ -342,19 +336,13 @@ def _issue(
         )
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
-    started = time.perf_counter()
+    since = RECORDER.now()
     asked = _ask(kind, shape, dtype, device)
     if WORLD.check:
         _compare(f"{asked.what} at {line_of_program()}")
     for step in steps:
         _finish(step, asked)
-    if RECORDER.collectives is not None:
-        if not asked.is_of_host:
-            raise NotImplementedError(
-                f"the times of {asked.what} are those of {device}, and are not measured yet: "
-                "fastgraph.dist.measured, rebalance and --weights auto are for CPUs"
-            )
-        RECORDER.collectives.append((sent, time.perf_counter() - started))
+    RECORDER.add(sent, since)
     return asked
 
 
