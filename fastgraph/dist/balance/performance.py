@@ -366,7 +366,7 @@ class _Sampler:
 
     def _measured(self, train: _Training, first: int, rank_of: list[int]) -> Sample:
         inside = (self._block >= first) & (self._block < first + len(rank_of))
-        owner = torch.tensor(rank_of)[self._block[inside] - first]
+        owner = torch.tensor(rank_of, device=HOST)[self._block[inside] - first]
         edges = self._edges[:, inside[self._edges].all(0)]
         edges = (inside.cumsum(0) - 1)[edges]
         # Features of parts are those of halos, by which their performance is to be explained.

@@ -226,7 +226,7 @@ def _bandwidth() -> float:
 
 def copied_bytes_per_second() -> float:
     """The fastest of some copies in memory: bytes read and written in a second."""
-    source: Tensor = torch.ones(_COPIED_BYTES // 8, dtype=torch.float64)
+    source: Tensor = torch.ones(_COPIED_BYTES // 8, dtype=torch.float64, device=HOST)
     target = torch.empty_like(source)
     best = math.inf
     for _ in range(_COPIES):

@@ -164,7 +164,7 @@ def separated(seconds: Sequence[float], collectives: Sequence[Sequence[float]]) 
     counts = {len(found) for found in collectives}
     if len(counts) > 1:
         raise ValueError(f"ranks must issue as many collectives as each other, got {counts}")
-    inside = torch.tensor([list(found) for found in collectives], dtype=torch.float64)
+    inside = torch.tensor([list(found) for found in collectives], dtype=torch.float64, device=HOST)
     exchange = float(inside.amin(0).sum()) if inside.numel() else 0.0
     return [
         Phases(max(total - spent, 0.0), exchange, max(spent - exchange, 0.0))

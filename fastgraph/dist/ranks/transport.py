@@ -10,7 +10,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -112,9 +112,10 @@ def sum_of_sparse(x: Tensor) -> Tensor:
     """:func:`all_reduce` of sparse tensors in coordinate format: the entries of all ranks."""
     x = x.detach().coalesce()
     index, values = x.indices().t().contiguous(), x.values()
-    counts = all_gather(torch.tensor([len(values)]), [1] * WORLD.size).tolist()
+    counts = all_gather(torch.tensor([len(values)], device=HOST), [1] * WORLD.size).tolist()
     entries = all_gather(index, counts).t(), all_gather(values, counts)
-    return torch.sparse_coo_tensor(*entries, x.shape, check_invariants=False).coalesce()
+    options: dict[str, Any] = {"check_invariants": False, "device": x.device}
+    return torch.sparse_coo_tensor(*entries, x.shape, **options).coalesce()
 
 
 def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -250,14 +251,14 @@ def agree(value: bool) -> bool:
     """
     if WORLD.size == 1:
         return value
-    return int(all_reduce(torch.tensor(int(not value)))) == 0
+    return int(all_reduce(torch.tensor(int(not value), device=HOST))) == 0
 
 
 def barrier() -> None:
     """Wait for all ranks."""
     if WORLD.size > 1:
         # That of torch may be one of devices, for which no host waits.
-        meet = lambda: dist.all_reduce(torch.zeros(1), async_op=True)  # noqa: E731
+        meet = lambda: dist.all_reduce(torch.zeros(1, device=HOST), async_op=True)  # noqa: E731
         _issue("barrier", (), None, 0, meet)
 
 
@@ -266,8 +267,8 @@ def broadcast(value: Value) -> Value:
     if WORLD.size == 1:
         return value
     is_mine = WORLD.rank == 0
-    data = _pickled(value) if is_mine else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(data)])
+    data = _pickled(value) if is_mine else torch.empty(0, dtype=torch.uint8, device=HOST)
+    size = torch.tensor([len(data)], device=HOST)
 
     def content() -> dist.Work | None:
         nonlocal data
@@ -292,9 +293,11 @@ def gather_objects(value: Value) -> list[Value]:
 
 def _gathered(value: Value) -> list[Value]:
     data = _pickled(value)
-    sizes = torch.empty(WORLD.size, dtype=torch.int64)
+    sizes = torch.empty(WORLD.size, dtype=torch.int64, device=HOST)
     asked = _ask("objects", (), None)
-    _finish(lambda: _gather_parts(sizes, torch.tensor([len(data)]), async_op=True), asked)
+    _finish(
+        lambda: _gather_parts(sizes, torch.tensor([len(data)], device=HOST), async_op=True), asked
+    )
     longest = int(sizes.max())
     given, taken = pad(data, (0, longest - len(data))), data.new_empty(WORLD.size * longest)
     _finish(lambda: _gather_parts(taken, given, async_op=True), asked)

@@ -220,7 +220,7 @@ class Digests:
 
     def _are_same(self, digests: list[int]) -> list[bool]:
         """For each of some numbers, whether it is the same on all ranks; they learn of steps."""
-        row = torch.tensor([*digests, self._steps_here], dtype=torch.int64)
+        row = torch.tensor([*digests, self._steps_here], dtype=torch.int64, device=HOST)
         table = transport.table_of(row)
         self.steps = int(table[:, -1].max())
         self._all_have_steps = int(table[:, -1].min()) > 0
