@@ -58,7 +58,7 @@ PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 """Those of the device, which is small."""
 
-_LAG = 16
+LAG = 16
 """Operations by which the device is behind the host: far less than there are in a step."""
 
 _SECONDS_OF_ITS_OWN, _SECONDS_OF_ELEMENT = 1e-6, 1e-7
@@ -83,7 +83,7 @@ class _Clock:
     def advance(self, elements: int) -> None:
         """Have one operation more done, on so many elements."""
         self.issued += 1
-        self.done = max(self.done, self.issued - _LAG)
+        self.done = max(self.done, self.issued - LAG)
         self.seconds += _SECONDS_OF_ITS_OWN + _SECONDS_OF_ELEMENT * elements
 
     def arrive(self, until: int) -> None:

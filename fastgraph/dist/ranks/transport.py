@@ -21,6 +21,7 @@ from fastgraph.dist.ranks.board import BOARD, Asked
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.phases import RECORDER, Clock, Spent
+from fastgraph.dist.ranks.watchdog import WATCHDOG
 from fastgraph.dist.ranks.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
 _AT_ONCE = 2**20
@@ -372,7 +373,9 @@ def _wait(work: dist.Work, asked: Asked) -> None:
         CollectiveError: from the board, or the collective did not end, as after a time-out.
     """
     if not asked.is_of_host:
+        watched = WATCHDOG.waits(asked)
         work.wait()
+        WATCHDOG.was_told(watched)
         return
     while True:
         was_completed = work.is_completed()
