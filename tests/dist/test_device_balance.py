@@ -20,6 +20,7 @@ import fastgraph.dist as fgd
 from fastgraph.dist.balance import first_epochs, performance
 from fastgraph.dist.balance.automatic import Automatic
 from fastgraph.dist.balance.first_epochs import FirstEpochs
+from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import registry
 from tests import forks, late_collectives, standin
@@ -83,9 +84,8 @@ def test_a_device_is_measured_by_its_events_and_rows_move() -> None:
 
 def _corrected(cache: str) -> tuple[list[float], list[int], list[str]]:
     """Shares by scores, and rows after the launcher has measured; and what it has waited for."""
-    if WORLD.rank == 1:  # half of a device
-        half = vars(standin.PROPERTIES) | {"multi_processor_count": 2, "memory_bus_width": 32}
-        standin.PROPERTIES = SimpleNamespace(**half)
+    if WORLD.rank == 1:
+        half_of_a_device()
     on_device()
     first_epochs._SECONDS = 0.0
     os.environ["XDG_CACHE_HOME"] = cache
@@ -123,3 +123,56 @@ def test_a_model_of_performance_is_learnt_on_the_device_of_its_parameters() -> N
     assert first == second  # the device's clock is the same in every run
     assert first[-1] > first[0] > 0
     assert peak is None
+
+
+def _calibrated() -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each rank that are predicted, before and after, and that are measured."""
+    on_device()
+    performance._SECONDS = 0.0
+    data, parts = larger(), (torch.arange(400) >= 300).long()
+    model = GCNConv(8, 4).to(standin.DEVICE)
+    found = fgd.measure_performance(model, data, ratios=[0.1, 0.3], reuse=False)
+
+    def estimate() -> performance.Estimate:
+        return on_first_rank(lambda: found.estimate(data.edge_index, parts))
+
+    before = estimate()
+    state = torch.get_rng_state()
+    found.calibrate(data, parts, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    after = estimate()
+    assert found.training is not None
+    sharded = fgd.shard(data, parts=parts, mode="halo").to(standin.DEVICE)
+    step = found.training.steps(sharded)
+    for _ in range(2):
+        step()
+    with fgd.measured(sharded, epochs=2) as balance:
+        for _ in range(2):
+            step()
+    seconds = [[one.compute for one in phases] for phases in (before.phases, after.phases)]
+    return seconds[0], seconds[1], [one.compute for one in balance.measured]
+
+
+def test_predictions_are_corrected_by_an_epoch_of_each_ranks_own_part() -> None:
+    pytest.importorskip("sklearn")
+    for before, after, measured in forks.on_ranks(_calibrated, 2):
+        assert before != pytest.approx(measured, rel=1e-3)
+        assert after == pytest.approx(measured, rel=1e-6)
+
+
+def half_of_a_device() -> None:
+    half = vars(standin.PROPERTIES) | {"multi_processor_count": 2, "memory_bus_width": 32}
+    standin.PROPERTIES = SimpleNamespace(**half)
+
+
+def _reduced() -> Any:
+    if WORLD.rank == 1:
+        half_of_a_device()
+    on_device()
+    return fgd.reduce_precision(ranks=[0, 1])
+
+
+def test_precision_is_reduced_where_a_device_has_bfloat16() -> None:
+    for done in forks.on_ranks(_reduced, 2):
+        assert done.ranks == (0,)
+        assert done.refused == {1: "standin:0 has no bfloat16 in hardware"}

@@ -60,6 +60,7 @@ def shard(
         model: with ``"auto"`` and a graph of PyG, what is going to be trained: copies of it are
             trained on parts of the graph, and the shares are those by which ranks take equally
             long, see :func:`fastgraph.dist.measure_performance`, whose result can be given as well.
+            A few epochs of the parts that are found correct it, and other parts are found.
             Without it shares follow scores, from cores, clock and bandwidth of memory.
         method: how nodes are partitioned, see :func:`fastgraph.dist.graphs.partition.partition`.
         parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
@@ -144,6 +145,9 @@ def _by_performance(
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
     parts, estimate = on_first_rank(best, errors)
+    if performance.training is not None and WORLD.size > 1:
+        performance.calibrate(data, parts, estimate)
+        parts, estimate = on_first_rank(best, errors)
     out = shard_by_numbers(data, parts=parts, mode=mode, mesh=mesh)
     if any(size for size in sizes):
         PREDICTED[Placement.of(out).nodes[0]] = estimate.phases
