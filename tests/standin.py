@@ -66,7 +66,7 @@ _SECONDS_OF_ITS_OWN, _SECONDS_OF_ELEMENT = 1e-6, 1e-7
 
 
 class _Clock:
-    """What the device has been told to do: how many operations, and how long they take there.
+    """The work that the device was told to do: how many operations, and how long they take there.
 
     Attributes:
         issued: operations so far.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.graphs.witness import StaleGraphError
 from fastgraph.registry import registry
 from tests import forks, late_collectives, standin
 from tests.dist import probes
@@ -99,6 +100,50 @@ def test_operations_give_on_a_device_what_they_give_on_one_process(
 ) -> None:
     for of_rank in once_on_ranks(probed_on_this_rank, world_size):
         assert not {name: error for name, error in of_rank.items() if error}
+
+
+def _by_replicated_indices() -> tuple[list[float], list[str], str, float]:
+    """How far losses by an index and a mask are off, waits, and what an edit leads to."""
+    torch.set_default_dtype(torch.float64)
+    late_collectives.install()
+    plain = graph()
+    index, mask = torch.arange(0, len(plain.x), 3), plain.train_mask
+    expected = float(plain.x[index].square().mean() + plain.x[mask].square().mean())
+    data = fgd.shard(graph(), parts=uneven(WORLD.size)).to(standin.DEVICE)
+    index, mask = index.to(standin.DEVICE), mask.to(standin.DEVICE)
+    weight = nn.Parameter(torch.ones(NUM_FEATURES).to(standin.DEVICE))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        x = data.x * weight
+        loss = x[index].square().mean() + x[mask].square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    losses = [step() for _ in range(WARM)]
+    with standin.waits() as waits:
+        losses += [step() for _ in range(STEPS - WARM)]
+    index.data.add_(1)
+    error = ""
+    for _ in range(STEPS):
+        try:
+            step()
+        except StaleGraphError as found:
+            error = str(found)
+            break
+    again = float(step())
+    moved = plain.x[index.cpu()].square().mean() + plain.x[plain.train_mask].square().mean()
+    return [float(x) - expected for x in losses], waits, error, again - float(moved)
+
+
+def test_replicated_indices_have_the_host_wait_for_nothing(world_size: int) -> None:
+    for losses, waits, error, again in forks.on_ranks(_by_replicated_indices, world_size):
+        assert losses == pytest.approx([0.0] * STEPS, abs=TOLERANCE)
+        assert not waits
+        assert "changed where torch does not count it" in error
+        assert again == pytest.approx(0.0, abs=TOLERANCE)  # by what the index holds now
 
 
 LAYERS: dict[str, Callable[[int, int], nn.Module]] = {

@@ -14,7 +14,7 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD, RanksDivergedError
-from fastgraph.dist.tensor.deferred import digest_there
+from fastgraph.dist.tensor.contents import digest_there
 from fastgraph.dist.tensor.digests import DIGESTS
 from tests import forks, late_collectives, standin
 from tests.dist.graphs import NUM_FEATURES, graph

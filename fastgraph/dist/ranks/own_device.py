@@ -129,6 +129,10 @@ class Later:
         self._arrived = torch.get_device_module(x.device).Event()
         self._arrived.record()
 
+    def is_there(self) -> bool:
+        """True if the device has gone beyond them."""
+        return bool(self._arrived.query())
+
     def read(self) -> Tensor:
         """The values, for which the host waits unless the device has gone beyond them by now."""
         self._arrived.synchronize()

@@ -6,23 +6,13 @@ the host while the device goes on, and read when another step was taken.
 
 from __future__ import annotations
 
-import zlib
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks.own_device import Later
-from fastgraph.dist.tensor.memo import flat
-
-_ELEMENTS_AT_ONCE = 2**22
-"""Of which the digest makes numbers of 8 bytes at a time."""
-
-_GOLDEN = -7046029254386353131
-"""The odd number next to 2^64 by the golden ratio, which spreads positions over all bits."""
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element."""
+from fastgraph.dist.tensor.contents import digest_there
 
 
 class Compared(NamedTuple):
@@ -66,26 +56,3 @@ class Deferred:
         found = list(zip(digests, self._tensors, strict=True))
         self._tensors = []
         return found
-
-
-def digest_there(x: Tensor) -> Tensor:
-    """63 bits of a tensor, int64 of no dimension on its device; of a sparse one those of its kind.
-
-    A sum of its elements' bits, each times an odd number by its position, modulo 2^64: no order of
-    summation changes it.
-    """
-    total = x.new_full((), kind_of(x), dtype=torch.int64)
-    if x.layout != torch.strided or not x.numel():
-        return total
-    whole = flat(x).contiguous().view(-1)
-    words = whole.view(_WORDS[whole.element_size()])
-    for start in range(0, len(words), _ELEMENTS_AT_ONCE):
-        part = words[start : start + _ELEMENTS_AT_ONCE].long()
-        places = torch.arange(start, start + len(part), device=x.device)
-        total += (part * (places.mul_(_GOLDEN) | 1)).sum()
-    return total.bitwise_and_(2**63 - 1)
-
-
-def kind_of(x: Tensor) -> int:
-    """32 bits of its shape, dtype and layout."""
-    return zlib.crc32(repr((list(x.shape), x.dtype, x.layout)).encode())

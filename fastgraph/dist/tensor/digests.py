@@ -37,8 +37,9 @@ from fastgraph.dist.ranks.world import (
     frame_of_program,
     line_of_program,
 )
-from fastgraph.dist.tensor.deferred import Deferred, kind_of
-from fastgraph.dist.tensor.memo import flat, on_host
+from fastgraph.dist.tensor.contents import flat, kind_of
+from fastgraph.dist.tensor.deferred import Deferred
+from fastgraph.dist.tensor.memo import on_host
 from fastgraph.machine import native
 
 _STEPS = 2
