@@ -131,17 +131,10 @@ class Recorder:
         self.collectives, self.clock = [], clock()
         return self.collectives
 
-    def now(self) -> Any:
-        """This moment, where somebody records, for :meth:`spent`."""
-        return None if self.collectives is None else self.clock.now()
-
-    def add(self, sent: int, since: Any) -> Spent | None:
-        """Record a collective, if anybody wants to know, in which the rank was up to now."""
-        if self.collectives is None or since is None:
-            return None
-        found = Spent(sent, [(since, self.clock.now())])
-        self.collectives.append(found)
-        return found
+    def add(self, sent: int, since: Any) -> None:
+        """Record a collective, if anybody still wants to know, in which the rank was up to now."""
+        if self.collectives is not None:
+            self.collectives.append(Spent(sent, [(since, self.clock.now())]))
 
     def end(self) -> None:
         """Record no longer."""
