@@ -37,6 +37,11 @@ _SEARCHED = "0.55,0.6,0.65,0.675,0.7,0.725,0.75,0.8"
 @click.option("--share", type=click.FloatRange(0.05, 1), default=0.4, show_default=True)
 @click.option("--channels", type=click.IntRange(4), default=256, show_default=True)
 @click.option("--searched", default=_SEARCHED, show_default=True, help="Shares of the first rank.")
+@click.option(
+    "--by-processor",
+    is_flag=True,
+    help="Predict and measure processor time, which a busy machine changes little.",
+)
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 def main(
     graphs: str,
@@ -46,12 +51,13 @@ def main(
     share: float,
     channels: int,
     searched: str,
+    by_processor: bool,
     quick: bool,
 ) -> None:
     from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_steps import NUM_LAYERS
     from measure.dist_uneven_report import floors, markdown
-    from measure.dist_uneven_steps import measure_uneven, measure_unseen
+    from measure.dist_uneven_steps import PROCESSOR, measure_uneven, measure_unseen
     from measure.machine import machine_facts
     from measure.quota import quota_of
 
@@ -64,6 +70,7 @@ def main(
         "channels": channels,
         "layers": NUM_LAYERS,
         "share": share,
+        "by processor": by_processor,
         "cells": {},
         "unseen": {},
     }
@@ -81,6 +88,8 @@ def main(
                 results["cells"][f"{graph} {layer}"] = found[0]
         if unseen:
             console.print("predictions for unseen graphs")
+            if by_processor:
+                quota = PROCESSOR, str(share)
             given = (quota, unseen.split(","), layers.split(",")[0], channels)
             results["unseen"] = run_on_ranks(measure_unseen, 2, *given, timeout=3600)[0]
     listed = floors(results)

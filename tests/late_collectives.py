@@ -43,6 +43,9 @@ class Issued(NamedTuple):
 
 ISSUED: list[Issued] = []
 
+_TIMES_SLOWER = 10
+"""Than an operation by elements: what the device does not spend computing, by its clock."""
+
 _GATHERS = ("all_gather_single", "all_gather_into_tensor")
 
 
@@ -70,6 +73,7 @@ class Late:
             assert torch.equal(standin.on_host(given), copy), "it was changed while it was sent"
         for found, result in self._received:
             standin.on_host(result).copy_(found)
+            standin.CLOCK.advance(_TIMES_SLOWER * found.numel())
         return True
 
 

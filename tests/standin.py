@@ -12,7 +12,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,15 +52,89 @@ _OF_TESTS = (__name__, "tests.late_collectives", "tests.collectives", "tests.dis
 
 _library: torch.library.Library | None = None
 
+PROPERTIES = SimpleNamespace(
+    name="stand-in", multi_processor_count=4, total_memory=2**32, clock_rate=1_000_000,
+    memory_clock_rate=1_000_000, memory_bus_width=64,
+)  # fmt: skip
+"""Those of the device, which is small."""
 
-class _Stream:
-    """In which work is done at once."""
+LAG = 16
+"""Operations by which the device is behind the host: far less than there are in a step."""
+
+_SECONDS_OF_ITS_OWN, _SECONDS_OF_ELEMENT = 1e-6, 1e-7
+"""Of an operation, by the clock of the device."""
+
+
+class _Clock:
+    """The work that the device was told to do: how many operations, and how long they take there.
+
+    Attributes:
+        issued: operations so far.
+        done: how many of them are, for certain.
+        seconds: in which it does them, one after the other.
+        copies: to the host, which have not arrived: the number of the operation, memory of the host
+            that must not be read yet, and what it will hold.
+    """
+
+    def __init__(self) -> None:
+        self.issued, self.done, self.seconds = 0, 0, 0.0
+        self.copies: list[tuple[int, Tensor, Tensor]] = []
+
+    def advance(self, elements: int) -> None:
+        """Have one operation more done, on so many elements."""
+        self.issued += 1
+        self.done = max(self.done, self.issued - LAG)
+        self.seconds += _SECONDS_OF_ITS_OWN + _SECONDS_OF_ELEMENT * elements
+
+    def arrive(self, until: int) -> None:
+        """Have an operation be done, and copies be there that were issued before it."""
+        self.done = max(self.done, until)
+        for number, target, values in self.copies:
+            if number <= until:
+                target.copy_(values)
+        self.copies = [copy for copy in self.copies if copy[0] > until]
+
+
+CLOCK = _Clock()
+
+
+class Stream:
+    """In which work is done in order."""
 
     def synchronize(self) -> None:
         """Wait for its end."""
+        CLOCK.arrive(CLOCK.issued)
 
 
-_STREAM = _Stream()
+_STREAM = Stream()
+
+
+class Event:
+    """A place in the device's work, as ``torch.cuda.Event``."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._has_time, self._number, self._seconds = enable_timing, -1, 0.0
+
+    def record(self, stream: object = None) -> None:
+        """Be where the device will be after what it was told to do so far."""
+        self._number, self._seconds = CLOCK.issued, CLOCK.seconds
+
+    def query(self) -> bool:
+        """True if the device has come here."""
+        return self._number <= CLOCK.done
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        assert self._number >= 0, "an event that was never recorded"
+        if not self.query():
+            _wait("an event")
+        CLOCK.arrive(self._number)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds of the device from here to another event."""
+        assert self._has_time and end._has_time, "made without enable_timing"
+        assert self.query() and end.query(), "the device has not come here"
+        return 1e3 * (end._seconds - self._seconds)
 
 
 class _Module(torch.utils.backend_registration._DummyBackendModule):
@@ -90,6 +164,26 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
             RANDOM = state.clone()
 
     @staticmethod
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        """True where it is computed, be it slowly."""
+        return including_emulation or PROPERTIES.multi_processor_count > 2
+
+    @staticmethod
+    def get_device_properties(device: object = None) -> SimpleNamespace:
+        """As of a GPU."""
+        return PROPERTIES
+
+    @staticmethod
+    def memory_allocated(device: object = None) -> int:
+        """Bytes of tensors."""
+        return 2**19
+
+    @staticmethod
+    def max_memory_allocated(device: object = None) -> int:
+        """Bytes of tensors, at most."""
+        return 2**20
+
+    @staticmethod
     def mem_get_info(device: object = None) -> tuple[int, int]:
         """Bytes that are free, and all."""
         return 2**30, 2**32
@@ -106,13 +200,15 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
         if RANDOM is not None:
             RANDOM = torch.Generator().manual_seed(seed).get_state()
 
+    Event = Event
+
     @staticmethod
-    def current_stream() -> _Stream:
+    def current_stream() -> Stream:
         """The only one."""
         return _STREAM
 
     @staticmethod
-    def stream(stream: _Stream) -> AbstractContextManager[None]:
+    def stream(stream: Stream) -> AbstractContextManager[None]:
         """Within, work goes there."""
         return nullcontext()
 
@@ -202,6 +298,8 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     for given, host in pairs.values():
         if host.shape != given.shape:  # the result has another shape than the memory for it
             _become(given, host)
+    leaves = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+    CLOCK.advance(sum(x.numel() for x in leaves))
     owners = {id(host): given for given, host in pairs.values()}
     return tree_map(
         lambda x: owners.get(id(x), on_device(x)) if isinstance(x, Tensor) else x,
@@ -247,10 +345,16 @@ def _check_one_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None
 
 
 def _copied(x: Tensor, into: Tensor, non_blocking: bool = False) -> Tensor:
+    CLOCK.advance(x.numel())
     if x.device != into.device and not non_blocking:
         _wait(f"copy of {list(x.shape)} from {x.device} to {into.device}")
+        CLOCK.arrive(CLOCK.issued)
     target = on_host(into)
-    target.copy_(on_host(x))
+    if non_blocking and into.device.type != DEVICE:
+        CLOCK.copies.append((CLOCK.issued, target, on_host(x).clone()))
+        target.view(-1).view(torch.uint8).fill_(255)  # whoever reads it now is to notice
+    else:
+        target.copy_(on_host(x))
     return into
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.graphs import memo
 from tests import forks, standin
 
 MIXED: dict[str, Callable[[Tensor], object]] = {
@@ -67,6 +68,15 @@ def test_it_refuses_other_devices_and_records_what_the_host_waits_for() -> None:
         **dict.fromkeys(WAITING, "waits"),
     }
     assert found == expected
+
+
+def _quarter() -> int:
+    standin.install()
+    return memo.quarter_of_memory(0)
+
+
+def test_graphs_have_a_quarter_of_its_memory() -> None:
+    assert forks.on_ranks(_quarter, 1) == [2**30]
 
 
 def _losses(device: str) -> list[float]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import fastgraph
 import fastgraph.dist as fgd
+from fastgraph.dist.balance import balance
 from fastgraph.dist.balance.performance import Sample
 from fastgraph.dist.graphs.pyg import joint_edges
 from fastgraph.dist.graphs.relayout import Placement
-from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks import devices as facts
+from fastgraph.dist.ranks import phases, transport
 from fastgraph.dist.ranks.devices import devices, scores
 from fastgraph.dist.ranks.world import WORLD
 from measure.dist_steps import Model, Training, features
@@ -27,6 +30,21 @@ STEPS = 5
 
 _TURN_SECONDS = 1.0
 """Ten periods of the quota."""
+
+
+PROCESSOR = "processor"
+"""In place of a kind of quota: nobody is slowed down, and time is that of the processor."""
+
+
+def go_by_processor_time(share: float) -> None:
+    """Have this rank be measured by the time of its thread, as if it had a share of a core.
+
+    So what else goes on on the machine is not measured, but for what it does to caches.
+    """
+    clock = SimpleNamespace(perf_counter=lambda: time.thread_time() / share)
+    for module in (phases, balance):
+        module.time = clock  # type: ignore[assignment]
+    facts.cpu_quota = lambda: share
 
 
 class Candidate:
@@ -89,7 +107,7 @@ def measure_uneven(
     performance = fgd.measure_performance(Model(layer, channels), data, reuse=False)
     learning = time.perf_counter() - before
     # Before others have the same layout, as their rows would be moved along.
-    rebalanced, balance = _rebalanced(data, layer, channels)
+    rebalanced, before_that = _rebalanced(data, layer, channels)
     candidates = [rebalanced, Candidate("uniform", _training(data, layer, channels, "uniform"))]
     started = time.perf_counter()
     sharded = fgd.shard(data, weights="auto", model=performance, mode="halo")
@@ -116,8 +134,8 @@ def measure_uneven(
         "sharding": sharding,
         "devices": [asdict(device) for device in devices()],
         "candidates": [candidate.to_json() for candidate in candidates],
-        "rebalanced from": [asdict(phases) for phases in balance.measured],
-        "imbalance before": balance.imbalance,
+        "rebalanced from": [asdict(one) for one in before_that.measured],
+        "imbalance before": before_that.imbalance,
         "predicted": predicted,
         "measured": _phases(candidates[2].training),
         "cross-validation": performance.errors if WORLD.rank == 0 else None,
@@ -133,26 +151,26 @@ def _rebalanced(data: Any, layer: str, channels: int) -> tuple[Candidate, fgd.Ba
     """A training that begins with equal shares, is measured, and goes on with others."""
     training = _training(data, layer, channels, "uniform")
     losses = [training.step() for _ in range(2)]
-    with fgd.measured(training.data, epochs=STEPS - 2) as balance:
+    with fgd.measured(training.data, epochs=STEPS - 2) as found:
         losses += [training.step() for _ in range(STEPS - 2)]
-    fgd.rebalance(training.data, balance)
+    fgd.rebalance(training.data, found)
     candidate = Candidate("uniform, rebalanced", training)
     candidate.losses = losses  # those from the start, as of the others
-    return candidate, balance
+    return candidate, found
 
 
 def _predicted(data: Any) -> Any:
     """The prediction of the model of performance for a graph that was sharded by it."""
-    with fgd.measured(data) as balance:
+    with fgd.measured(data) as found:
         pass
-    return [asdict(phases) for phases in balance.predicted or []]
+    return [asdict(one) for one in found.predicted or []]
 
 
 def _phases(training: Training, epochs: int = 5) -> Any:
-    with fgd.measured(training.data, epochs=epochs) as balance:
+    with fgd.measured(training.data, epochs=epochs) as found:
         for _ in range(epochs):
             training.step()
-    return [asdict(phases) for phases in balance.measured]
+    return [asdict(one) for one in found.measured]
 
 
 def _computing(candidates: Sequence[Candidate], rounds: int) -> list[Any]:
@@ -172,9 +190,12 @@ def measure_unseen(
 
     Returns:
         By graph the errors of the seconds of computing, as fractions of those measured, of both
-        ranks with equal shares and with those of the scores.
+        ranks with equal shares and with those of the scores; "calibrated" are those with shares by
+        the scores, of models that what was measured with equal shares has corrected.
     """
-    if WORLD.rank == SLOW:
+    if quota[0] == PROCESSOR:
+        go_by_processor_time(float(quota[1]) if WORLD.rank == SLOW else 1.0)
+    elif WORLD.rank == SLOW:
         limit_this_process(quota)
     fastgraph.enable()
     found: dict[str, list[list[Sample]]] = {}
@@ -206,7 +227,9 @@ def _errors(
 ) -> dict[str, list[float]]:
     edges = joint_edges(data, [data.num_nodes])
     errors: dict[str, list[float]] = {name: [] for name in models}
-    for weights in ([1 / WORLD.size] * WORLD.size, scores(devices())):
+    errors |= {f"{name}, calibrated": [] for name in models}
+    equal, by_scores = [1 / WORLD.size] * WORLD.size, scores(devices())
+    for weights in (equal, by_scores):
         parts = fgd.partition(edges, data.num_nodes, WORLD.size, weights=weights)
         parts = transport.broadcast(parts)
         training = Training(layer, fgd.shard(data, parts=parts, mode="halo"), channels)
@@ -215,9 +238,14 @@ def _errors(
         measured = _phases(training)
         if WORLD.rank == 0:
             for name, model in models.items():
-                estimate = model.estimate(edges, parts)
-                errors[name] += [
-                    abs(predicted.compute - real["compute"]) / real["compute"]
-                    for predicted, real in zip(estimate.phases, measured, strict=True)
-                ]
+                found = model.estimate(edges, parts).phases
+                pairs = [(p.compute, r["compute"]) for p, r in zip(found, measured, strict=True)]
+                if weights is by_scores:  # as the first parts have corrected it
+                    errors[f"{name}, calibrated"] += [abs(p - real) / real for p, real in pairs]
+                    of_model = [
+                        p / factor for (p, _), factor in zip(pairs, model.factors, strict=True)
+                    ]
+                    pairs = [(p, real) for p, (_, real) in zip(of_model, pairs, strict=True)]
+                errors[name] += [abs(p - real) / real for p, real in pairs]
+                model.factors = [real / p for p, real in pairs]
     return errors

@@ -134,4 +134,9 @@ def _warn_quietly() -> None:
     """Make the first matrix in a process, of which torch warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _matrix(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
+        _matrix(
+            torch.tensor([0, 0], device="cpu"),
+            torch.tensor([], dtype=torch.int64, device="cpu"),
+            torch.tensor([], device="cpu"),
+            (1, 1),
+        )

@@ -264,11 +264,11 @@ _NODES = 100
 def _case() -> tuple[Tensor, Tensor, Tensor]:
     """Edges with duplicates, windows without, and one that is cut; weights and features."""
     generator = torch.Generator().manual_seed(0)
-    hub = torch.stack([torch.arange(500), torch.full((500,), 3)])
-    edges = torch.randint(60, (2, 400), generator=generator)
+    hub = torch.stack([torch.arange(500, device="cpu"), torch.full((500,), 3, device="cpu")])
+    edges = torch.randint(60, (2, 400), generator=generator, device="cpu")
     index = torch.cat([hub, edges], 1)
-    weight = torch.randn(index.shape[1], generator=generator)
-    return index, weight, torch.randn(500, 72, generator=generator)
+    weight = torch.randn(index.shape[1], generator=generator, device="cpu")
+    return index, weight, torch.randn(500, 72, generator=generator, device="cpu")
 
 
 def _on_cpu(rows: Csr) -> Csr:

@@ -59,8 +59,8 @@ class Drawn:
             is_positive: true for positive numbers.
         """
         generator = torch.Generator().manual_seed(int(is_positive))
-        ends = torch.randint(NUM_NODES, (2, NUM_EDGES // 2), generator=generator)
-        order = torch.randperm(NUM_EDGES, generator=generator)
+        ends = torch.randint(NUM_NODES, (2, NUM_EDGES // 2), generator=generator, device="cpu")
+        order = torch.randperm(NUM_EDGES, generator=generator, device="cpu")
         row, gathered = torch.cat([ends, ends], dim=1)[:, order]
         made = cls({}, {}, row, gathered, is_positive, generator)
         for name, a in (*arguments.items(), *besides.items()):
@@ -69,7 +69,9 @@ class Drawn:
                 shape = a.channels if a.place == "parameter" else (rows, *a.channels)
                 made.own[name] = made.numbers(shape, a.dtype)
                 if types is not None and name == types.name:
-                    made.own[name] = torch.randint(types.count, shape, generator=generator)
+                    made.own[name] = torch.randint(
+                        types.count, shape, generator=generator, device="cpu"
+                    )
         for name, tensor in call.state().items():
             is_parameter = isinstance(tensor, nn.Parameter)
             drawn = made.numbers(tensor.shape, tensor.dtype)
@@ -82,8 +84,8 @@ class Drawn:
     def numbers(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """More of them, of float64 and with a gradient unless they are integers."""
         if not dtype.is_floating_point:
-            return torch.zeros(tuple(shape), dtype=dtype)
-        made = torch.rand(tuple(shape), generator=self.generator, dtype=torch.float64)
+            return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
+        made = torch.rand(tuple(shape), generator=self.generator, dtype=torch.float64, device="cpu")
         made = made + 0.1 if self.is_positive else (made * 16).round() / 4 - 2
         return made.requires_grad_()
 

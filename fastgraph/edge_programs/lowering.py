@@ -239,10 +239,10 @@ class _Lowering:
                 taken[2] = new_slot(_OF_EDGE, self._nodes[r.factor].width)
             reductions.append([REDUCTIONS.index(r.kind), *taken, *r[4:]])
         return Code(
-            torch.tensor(slots, dtype=torch.int32),
-            torch.tensor(constants, dtype=torch.float64),
-            torch.tensor(instructions, dtype=torch.int32).view(-1, 5),
-            torch.tensor(reductions, dtype=torch.int32),
+            torch.tensor(slots, dtype=torch.int32, device="cpu"),
+            torch.tensor(constants, dtype=torch.float64, device="cpu"),
+            torch.tensor(instructions, dtype=torch.int32, device="cpu").view(-1, 5),
+            torch.tensor(reductions, dtype=torch.int32, device="cpu"),
         )
 
     def _number(self, node: _Node, often: int) -> int:

@@ -339,10 +339,16 @@ def _bound(device: int) -> int:
 
 @functools.cache
 def quarter_of_memory(device: int) -> int:
-    """Of the machine, or of a GPU: its programs need as much for graphs as it is large."""
+    """Of the machine, or of a GPU: its programs need as much for graphs as it is large.
+
+    Args:
+        device: its number among those of torch's accelerator, of which there is one kind; -1 for
+            the machine.
+    """
     if device < 0:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    return int(torch.cuda.get_device_properties(device).total_memory) // 4
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    return int(module.get_device_properties(device).total_memory) // 4
 
 
 def _may_compare(witness: Witness | None) -> bool:

@@ -68,9 +68,9 @@ class Tiles(NamedTuple):
         The packed column is a position in ``col``.
         """
         in_rows = self.bits.view(torch.uint8).view(-1, ROWS, 1)
-        is_set = (in_rows >> torch.arange(COLUMNS, dtype=torch.uint8)) & 1
+        is_set = (in_rows >> torch.arange(COLUMNS, dtype=torch.uint8, device="cpu")) & 1
         block, row, column = is_set.nonzero(as_tuple=True)
-        windows = torch.arange(len(self.ptr) - 1)
+        windows = torch.arange(len(self.ptr) - 1, device="cpu")
         window = windows.repeat_interleave(self.ptr.diff(), output_size=self.num_blocks)
         return ROWS * window[block] + row, COLUMNS * block + column
 
@@ -87,15 +87,15 @@ def tiles_of(rows: Csr, num_cols: int) -> Tiles:
     """
     _check_order(rows)
     num_rows = rows.ptr.numel() - 1
-    windows = torch.arange(-(-num_rows // ROWS), dtype=torch.int32)
-    ptr = torch.zeros(windows.numel() + 1, dtype=torch.int64)
+    windows = torch.arange(-(-num_rows // ROWS), dtype=torch.int32, device="cpu")
+    ptr = torch.zeros(windows.numel() + 1, dtype=torch.int64, device="cpu")
     ptr[1:] = blocks_of(rows, windows).cumsum(0)
     num_blocks = int(ptr[-1])
     tiles = Tiles(
         ptr,
-        torch.empty(COLUMNS * num_blocks, dtype=torch.int32),
-        torch.empty(num_blocks, 2, dtype=torch.int64),
-        torch.empty(num_blocks + 1, dtype=torch.int64),
+        torch.empty(COLUMNS * num_blocks, dtype=torch.int32, device="cpu"),
+        torch.empty(num_blocks, 2, dtype=torch.int64, device="cpu"),
+        torch.empty(num_blocks + 1, dtype=torch.int64, device="cpu"),
         torch.empty_like(rows.col),
         num_rows,
         num_cols,
@@ -116,7 +116,7 @@ def packed_columns(rows: Csr, windows: Tensor) -> Tensor:
         ValueError: the rows are in another order.
     """
     _check_order(rows)
-    columns = torch.empty(windows.numel(), dtype=torch.int64)
+    columns = torch.empty(windows.numel(), dtype=torch.int64, device="cpu")
     native.library().count_tile_columns(*rows.arguments[:4], windows, columns)
     return columns
 

@@ -162,7 +162,7 @@ def _slots(is_cuda: bool) -> tuple[Tensor, ...]:
     It is never freed, since a kernel may write there after its guard is gone: a number that no
     guard has any more, to which none listens.
     """
-    return torch.zeros(1024, 1, dtype=torch.int64, pin_memory=is_cuda).unbind()
+    return torch.zeros(1024, 1, dtype=torch.int64, pin_memory=is_cuda, device="cpu").unbind()
 
 
 class _Calls(threading.local):

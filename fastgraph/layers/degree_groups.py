@@ -81,10 +81,10 @@ def degree_groups(ptr: Tensor) -> DegreeGroups | None:
     if 2 * num_frequent < len(degrees) or len(degrees) == 0:
         return None
     ranks = torch.full_like(counts, len(frequent))
-    ranks[frequent] = torch.arange(len(frequent))
+    ranks[frequent] = torch.arange(len(frequent), device=counts.device)
     order = ranks[degrees].sort(stable=True).indices
     places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
+    places[order] = torch.arange(len(order), device=order.device)
     others = degrees[order[num_frequent:]]
     return DegreeGroups(order, places, frequent, sizes, others)
 

@@ -32,7 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
         ``[M, tokens, channels]``.
     """
     if _has_kernel(q, k, v):
-        ptr = torch.arange(len(q) + 1) * q.shape[1]
+        ptr = torch.arange(len(q) + 1, device=q.device) * q.shape[1]
         by_head = [x.reshape(-1, heads, x.shape[2] // heads) for x in (q, k, v)]
         out, _ = ops.dense_attention(by_head[0], by_head[1], by_head[2], ptr)
         return out.view(q.shape)

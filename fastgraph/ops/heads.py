@@ -107,7 +107,7 @@ def dropout_seed(dropout: float, seed: Tensor | None, *operands: Tensor) -> Tens
     if dropout == 0:
         return None
     if seed is None:
-        return None if is_defined_by(*operands) else torch.randint(SEED_LIMIT, (1,))
+        return None if is_defined_by(*operands) else torch.randint(SEED_LIMIT, (1,), device="cpu")
     if not isinstance(seed, Tensor):
         raise TypeError(f"seed must be a tensor of one int64 on the CPU, got {seed!r}")
     if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device.type != "cpu":

@@ -44,7 +44,7 @@ class Factor(NamedTuple):
                 is_empty = pattern.is_empty_row if place == "row" else pattern.is_empty_column
                 for _ in range(tensor.dim() - 1):
                     is_empty = is_empty.unsqueeze(-1)
-                tensor = torch.where(is_empty, torch.ones((), dtype=tensor.dtype), tensor)
+                tensor = torch.where(is_empty, tensor.new_ones(()), tensor)
             else:
                 empty = pattern.empty_rows if place == "row" else pattern.empty_columns
                 if empty.numel() > 0:

@@ -70,7 +70,9 @@ def predict_fill(rows: Csr, *, seed: int = 0) -> Fill:
     num_edges, num_windows = rows.col.numel(), -(-(rows.ptr.numel() - 1) // ROWS)
     if num_edges == 0:
         return Fill(0.0, 0.0, 0.0, 0.0, 0.0, 0)
-    ends = rows.ptr[torch.arange(1, num_windows + 1).mul_(ROWS).clamp_(max=rows.ptr.numel() - 1)]
+    ends = rows.ptr[
+        torch.arange(1, num_windows + 1, device="cpu").mul_(ROWS).clamp_(max=rows.ptr.numel() - 1)
+    ]
     edges = ends.diff(prepend=ends.new_zeros(1))
     is_whole = num_windows <= _SAMPLE
     if is_whole:
@@ -78,15 +80,17 @@ def predict_fill(rows: Csr, *, seed: int = 0) -> Fill:
         weights = edges[drawn].double() / num_edges
     else:
         generator = torch.Generator().manual_seed(seed)
-        edge = torch.randint(num_edges, (_SAMPLE,), generator=generator)
+        edge = torch.randint(num_edges, (_SAMPLE,), generator=generator, device="cpu")
         drawn = torch.searchsorted(ends, edge, right=True)
-        weights = torch.full((_SAMPLE,), 1 / _SAMPLE, dtype=torch.float64)
+        weights = torch.full((_SAMPLE,), 1 / _SAMPLE, dtype=torch.float64, device="cpu")
     seen, place = drawn.unique(return_inverse=True)
     packed = packed_columns(rows, seen.int())
     counts = torch.stack([(packed + COLUMNS - 1) // COLUMNS, packed])
     for_each_edge = (counts.double() / edges[seen])[:, place]
     means = (for_each_edge * weights).sum(1)
-    errors = torch.zeros(2, dtype=torch.float64) if is_whole else _errors(for_each_edge)
+    errors = (
+        torch.zeros(2, dtype=torch.float64, device="cpu") if is_whole else _errors(for_each_edge)
+    )
     (blocks, columns), (of_blocks, of_columns) = means.tolist(), errors.tolist()
     return Fill(
         1 / blocks,

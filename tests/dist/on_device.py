@@ -21,15 +21,19 @@ IsAuthor = Callable[[str], bool]
 SAID = "the host has waited for: "
 """Begins a line about what rank 0 has waited for, of which a program has not asked."""
 
-_COMPARED = (0, 1, 2, 3, 7, 15)
-"""Steps in which ranks compare what they have alike, or make what later ones use."""
+_FIRST = 2
+"""Steps in which ranks compare all that they have alike, and make what later ones use."""
 
 _BETWEEN = ("torch", "functools", "contextlib")
 _HOOKS = "fastgraph.dist.tensor.hooks"
 
 
 class MadeOnDevice(TorchFunctionMode):
-    """Factories that some modules call without a device give tensors on the stand-in."""
+    """Factories that some modules call without a device give tensors on the stand-in.
+
+    Those that our modules call without one are errors: a program may set any default
+    (``torch.set_default_device``), and what ranks plan by is the host's all the same.
+    """
 
     def __init__(self, is_author: IsAuthor) -> None:
         super().__init__()
@@ -39,9 +43,11 @@ class MadeOnDevice(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        is_open = func in _device_constructors() and kwargs.get("device") is None
-        if is_open and self._is_author(_author(sys._getframe(1))):
-            kwargs["device"] = standin.DEVICE
+        if func in _device_constructors() and kwargs.get("device") is None:
+            author = _author(sys._getframe(1))
+            assert author.partition(".")[0] != "fastgraph", f"{author}: {func} without a device"
+            if self._is_author(author):
+                kwargs["device"] = standin.DEVICE
         return func(*args, **kwargs)
 
 
@@ -54,7 +60,7 @@ def install() -> None:
     late_collectives.install()
     registry.DEVICE_TYPES = (*registry.DEVICE_TYPES, standin.DEVICE)  # type: ignore[assignment]
     fastgraph.disable()
-    fastgraph.enable(backend="reference", cache_bytes=2**24)
+    fastgraph.enable(backend="reference")
     from_numpy = torch.from_numpy
 
     def of_script(array: Any) -> torch.Tensor:
@@ -89,7 +95,7 @@ def _watch() -> None:
 
     def after_step(*_: object) -> None:
         nonlocal steps
-        if steps not in _COMPARED:
+        if steps >= _FIRST:
             for wait in waits:
                 if not wait.endswith(standin.ELSEWHERE):
                     print(SAID + wait)

@@ -26,7 +26,8 @@ FIRST = ("autoencoder", "early_stopping", "heterogeneous", "link_prediction")
 QUIET = ("gat", "gatv2", "gcn", "sage", "transformer")
 """Examples that read nothing but losses and accuracies, along the same edges in each step."""
 
-EPOCHS = "8"
+EPOCHS = "18"
+"""Steps 4, 8 and 16, in which ranks compare again, and those in which they learn the outcome."""
 
 LOADING = """
 import sys, types

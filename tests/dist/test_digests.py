@@ -14,7 +14,9 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD, RanksDivergedError
+from fastgraph.dist.tensor.contents import digest_there
 from fastgraph.dist.tensor.digests import DIGESTS
+from tests import forks, late_collectives, standin
 from tests.dist.graphs import NUM_FEATURES, graph
 
 NUM_STEPS = 5
@@ -23,9 +25,9 @@ NUM_STEPS = 5
 class Trained:
     """A model, which an optimizer trains."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         torch.manual_seed(0)
-        self.model = GATConv(NUM_FEATURES, 4, heads=2)
+        self.model = GATConv(NUM_FEATURES, 4, heads=2).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
     def step(self, data: Any) -> Tensor:
@@ -108,3 +110,52 @@ def test_programs_without_steps_compare_on(found: list[dict[str, Any]]) -> None:
 def test_what_differs_in_the_second_step_is_an_error(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         assert "not the same on all ranks" in of_rank["error"]
+
+
+EDITED, LAST = 7, 9
+"""In step 8 of a script ranks compare; the step after it they have the outcome."""
+
+
+def _edited_on_a_device(by: float) -> tuple[int, str, list[str]]:
+    """The steps that went well after rank 1 has edited a parameter, the error, and the waits."""
+    torch.set_default_dtype(torch.float64)
+    late_collectives.install()
+    DIGESTS.watch_script()
+    data, trained = fgd.shard(graph()).to(standin.DEVICE), Trained(standin.DEVICE)
+    DIGESTS.begin()
+    for step in range(LAST):
+        if step == EDITED and WORLD.rank == 1:
+            with torch.no_grad():
+                trained.model.lin.weight[0, 0] += by
+        with standin.waits() as waits:
+            try:
+                trained.step(data)
+            except RanksDivergedError as error:
+                return step, str(error), waits
+    return LAST, "", waits
+
+
+def test_what_differs_in_a_later_step_on_a_device_is_an_error_a_step_later() -> None:
+    for steps, error, waits in forks.on_ranks(_edited_on_a_device, 2, 1.0):
+        assert steps == LAST - 1
+        assert "of shape [8, 8] and torch.float64 is not the same" in error
+        assert not [wait for wait in waits if "event" in wait]
+
+
+def test_rounding_on_a_device_is_no_error() -> None:
+    for found in forks.on_ranks(_edited_on_a_device, 2, 1e-13):
+        assert found[:2] == (LAST, "")
+
+
+def _digests_on_a_device() -> list[bool]:
+    standin.install()
+    x = torch.randn(50, 3)
+    others = [x.flip(0), x.t().contiguous(), -x, x.double(), x.to(torch.bfloat16), x + 1, x[:, :2]]
+    others += [x > 0, x.long(), x.long().short(), torch.complex(x, x), x[:0], x[0, 0]]
+    digests = {int(digest_there(one.to(standin.DEVICE))) for one in (x, *others)}
+    again = int(digest_there(x.t().contiguous().t().to(standin.DEVICE)))
+    return [len(digests) == 1 + len(others), again in digests]
+
+
+def test_digests_on_a_device_tell_tensors_apart() -> None:
+    assert forks.on_ranks(_digests_on_a_device, 1) == [[True, True]]

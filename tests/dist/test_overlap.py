@@ -19,7 +19,7 @@ import fastgraph.dist as fgd
 from fastgraph.dist.operators.halo import computing
 from fastgraph.dist.operators.halo import graph as halves
 from fastgraph.dist.operators.halo.graph import EdgeFractions, Halves
-from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks import phases, transport
 from fastgraph.dist.ranks.phases import RECORDER
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.graphs.graph import Graph
@@ -98,12 +98,12 @@ def seconds_of_an_exchange() -> list[float]:
     """By a clock that goes on by 1 while it begins, by 10 until it is waited for, then by 2."""
     ticks = iter([0.0, 1.0, 11.0, 13.0])
     rows = [1] * WORLD.size
-    with mock.patch.object(transport, "time", SimpleNamespace(perf_counter=lambda: next(ticks))):
+    with mock.patch.object(phases, "time", SimpleNamespace(perf_counter=lambda: next(ticks))):
         recorded = RECORDER.begin()
         exchange = transport.begin_all_to_all(torch.ones(WORLD.size, 1), rows, rows)
         RECORDER.end()
         exchange.wait()
-    return [seconds for _, seconds in recorded]
+    return [sum(last - first for first, last in one.spans) for one in recorded]
 
 
 def on_this_rank() -> dict[str, Any]:

@@ -58,7 +58,7 @@ def of_ends(a: SparseMatrix, h: Tensor) -> SparseMatrix:
 
 def of_channels(a: SparseMatrix, h: Tensor) -> Tensor:
     both = F.leaky_relu(fgs.rows(in_heads(h)) + fgs.cols(in_heads(h) * 2), 0.3)
-    weights = a * (both @ torch.linspace(-1, 1, 8).view(4, 2))
+    weights = a * (both @ torch.linspace(-1, 1, 8, device=h.device).view(4, 2))
     return weights.softmax() @ in_heads(h)
 
 

@@ -168,24 +168,32 @@ class Measurement:
         self.balance = Balance(1, nodes, edges, placement.halo())
         self.balance.predicted = PREDICTED.get(placement.nodes[0])
         transport.barrier()
-        self._collectives = RECORDER.begin()
-        self._started = time.perf_counter()
+        self._collectives, self._clock = RECORDER.begin(), RECORDER.clock
+        self._started, self._first, self._last = time.perf_counter(), self._clock.now(), None
 
     @property
     def seconds(self) -> float:
-        """The seconds since it began."""
+        """The seconds of the host since it began."""
         return time.perf_counter() - self._started
 
+    def close(self) -> None:
+        """Measure no further. Nobody waits for a device, as :meth:`finish` does."""
+        self._last = self._clock.now()
+        RECORDER.end()
+
     def finish(self, epochs: int) -> Balance:
-        """End the measurement. All ranks must call it.
+        """The outcome, after :meth:`close` or at once. All ranks must call it.
 
         Raises:
             RanksDivergedError: the program has issued different collectives on ranks.
         """
-        seconds = self.seconds
-        RECORDER.end()
-        sent = [count for count, _ in self._collectives]
-        found = transport.gather_objects((seconds, [s for _, s in self._collectives], sum(sent)))
+        if self._last is None:
+            self.close()
+        between = self._clock.seconds
+        seconds = between(self._first, self._last)
+        sent = [one.sent for one in self._collectives]
+        spent = [sum(between(*span) for span in one.spans) for one in self._collectives]
+        found = transport.gather_objects((seconds, spent, sum(sent)))
         counts = {len(spent) for _, spent, _ in found}
         if len(counts) > 1:
             raise RanksDivergedError(

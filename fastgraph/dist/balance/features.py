@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastgraph.dist.ranks.own_device import HOST
+
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 _NEAR = 1024
@@ -74,7 +76,9 @@ def describe(edge_index: Tensor, owner: Tensor, part: int) -> dict[str, float]:
         "step in rows": _step(row, column),
     }
     if rows:
-        quantiles = torch.quantile(_thinned(lengths), torch.tensor(_QUANTILES).double()).tolist()
+        quantiles = torch.quantile(
+            _thinned(lengths), torch.tensor(_QUANTILES, device=HOST).double()
+        ).tolist()
     else:
         quantiles = [0.0] * len(_QUANTILES)
     found |= {f"row quantile {q:g}": v for q, v in zip(_QUANTILES, quantiles, strict=True)}
@@ -86,7 +90,7 @@ def gini(values: Tensor) -> float:
     n, total = len(values), float(values.sum())
     if not total:
         return 0.0
-    ranks = torch.arange(1, n + 1, dtype=torch.float64)
+    ranks = torch.arange(1, n + 1, dtype=torch.float64, device=HOST)
     return float(2 * (ranks * values.sort().values).sum() / (n * total) - (n + 1) / n)
 
 
@@ -114,7 +118,7 @@ def _entropy(lengths: Tensor) -> float:
     if len(lengths) < 2 or not total:
         return 0.0
     return float(torch.special.entr(lengths / total).sum()) / float(
-        torch.log(torch.tensor(float(len(lengths))))
+        torch.log(torch.tensor(float(len(lengths)), device=HOST))
     )
 
 
@@ -127,7 +131,7 @@ def _fresh(column: Tensor, columns: int) -> float:
     """The share of entries whose column is not among those before in its window."""
     if not len(column):
         return 0.0
-    window = torch.arange(len(column)) // _WINDOW
+    window = torch.arange(len(column), device=HOST) // _WINDOW
     return len(torch.unique(window * columns + column)) / len(column)
 
 

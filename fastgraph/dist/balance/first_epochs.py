@@ -12,6 +12,7 @@ from fastgraph.dist.balance.balance import Balance, Measurement
 from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.relayout import Placement
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.phases import RECORDER
 from fastgraph.dist.ranks.world import WORLD, RanksDivergedError
 
@@ -37,7 +38,7 @@ class FirstEpochs:
         self._actions = list(actions)
         self._placement: Placement | None = None
         self._measurement: Measurement | None = None
-        self._steps = 0
+        self._steps = self._epochs = 0
         self._optimizer: Optimizer | None = None
         self._is_watching = False
 
@@ -66,9 +67,16 @@ class FirstEpochs:
             if self._steps == _WARM_UP:
                 self._begin()
             return
+        if self._epochs:  # a device has come by its events since
+            self._end(self._epochs)
+            return
         epochs = self._steps - _WARM_UP
         if epochs >= _FEWEST and transport.agree(self._measurement.seconds >= _SECONDS):
-            self._end(epochs)
+            self._measurement.close()
+            if WORLD.device == HOST:
+                self._end(epochs)
+            else:
+                self._epochs = epochs
 
     def _begin(self) -> None:
         assert self._placement is not None
@@ -85,7 +93,7 @@ class FirstEpochs:
             self._forget()
             say(f"nothing is done about the balance of ranks: {error}")
             return
-        self._measurement, self._steps = None, 0
+        self._measurement, self._steps, self._epochs = None, 0, 0
         action, *self._actions = self._actions
         placement = self._placement
         if not self._actions:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -29,6 +30,7 @@ from fastgraph.dist.graphs.usual import Forward, Loss, usual_forward, usual_loss
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.devices import devices, identities, scores
+from fastgraph.dist.ranks.own_device import HOST, random_state, set_random_state
 from fastgraph.dist.ranks.phases import Phases
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import only_here
@@ -103,10 +105,18 @@ class Performance:
     Attributes:
         samples: of each rank.
         identities: of the ranks' devices; ranks on like devices share their samples.
+        training: what was sampled, by which the model can be calibrated; ``None`` if nobody knows.
+        factors: of each rank, by which seconds of computing were off where they were measured.
     """
 
-    def __init__(self, samples: list[list[Sample]], identities: list[str]) -> None:
-        self.samples, self.identities = samples, identities
+    def __init__(
+        self,
+        samples: list[list[Sample]],
+        identities: list[str],
+        training: Training | None = None,
+    ) -> None:
+        self.samples, self.identities, self.training = samples, identities, training
+        self.factors = [1.0] * len(identities)
         self._fitted: _Fitted | None = None
 
     @property
@@ -131,7 +141,40 @@ class Performance:
             ModuleNotFoundError: scikit-learn is not installed.
         """
         features = [describe(edge_index, owner, rank) for rank in range(len(self.identities))]
-        return self.fitted.estimate(features)
+        return self.fitted.estimate(features, self.factors)
+
+    def calibrate(self, data: PygGraph, owner: Tensor, estimate: Estimate) -> None:
+        """Correct predictions by epochs of each rank on its own part. All ranks must call it.
+
+        Samples are smaller than parts, and are not trained at the time of these. A few epochs of
+        the parts tell by how much each rank is off, and predictions for parts like these are
+        corrected by that.
+
+        Args:
+            data: the whole graph, not sharded, on the CPU.
+            owner: int64 ``[n]``, the rank of each node, the same on all ranks.
+            estimate: what is predicted for these parts so far.
+
+        Raises:
+            ValueError: nobody knows what to train.
+        """
+        if self.training is None:
+            raise ValueError("a Performance without training cannot be calibrated")
+        with _same_random_states(), only_here():
+            graph = _on_device(shard(data, parts=owner, mode="halo"), self.training)
+            placement = Placement.of(graph)
+            step, epochs = _warmed_up(self.training, graph, placement)
+            measurement = Measurement(placement)
+            for _ in range(epochs):
+                step()
+            measured = measurement.finish(epochs).measured
+        pairs = zip(self.factors, measured, estimate.phases, strict=True)
+        self.factors = [
+            factor * real.compute / predicted.compute
+            if real.compute > 0 and predicted.compute > 0
+            else factor
+            for factor, real, predicted in pairs
+        ]
 
     @property
     def errors(self) -> dict[str, float]:
@@ -188,12 +231,12 @@ class _Fitted:
         """One over the bandwidth between ranks."""
         return float(self._exchange[1])
 
-    def estimate(self, features: Sequence[dict[str, float]]) -> Estimate:
+    def estimate(self, features: Sequence[dict[str, float]], factors: Sequence[float]) -> Estimate:
         import numpy as np
 
         compute = [
-            float(self.chosen[identity].predict(np.array([list(one.values())]))[0])
-            for identity, one in zip(self._identities, features, strict=True)
+            factor * float(self.chosen[identity].predict(np.array([list(one.values())]))[0])
+            for identity, one, factor in zip(self._identities, features, factors, strict=True)
         ]
         sent = max(float(np.dot(_sent_sizes(one), self._bytes)) for one in features)
         exchange = self._collectives * self.latency + sent * self.seconds_per_byte
@@ -228,8 +271,8 @@ def measure_performance(
     model, and is used again for the same graph. It takes some twenty epochs of the whole graph.
 
     Args:
-        model: which is not changed.
-        data: the whole graph, not sharded.
+        model: which is not changed. Copies of it are trained on the device of its parameters.
+        data: the whole graph, not sharded, on the CPU.
         forward: see :func:`fastgraph.dist.validate`.
         loss: see :func:`fastgraph.dist.validate`.
         ratios: how much of the graph is sampled, above 0 and at most 1; each twice, shared out
@@ -256,6 +299,7 @@ def measure_performance(
         raise ValueError(f"ratios must be at least {_FEWEST_RATIOS}, got {list(ratios)}")
     check_can_be_sharded(data)
     on_first_rank(_needs_scikit_learn, (ModuleNotFoundError,))
+    training = Training(model, forward or usual_forward, loss or usual_loss)
     found = devices()
     names = identities(found)
     sizes = num_nodes(data)
@@ -270,14 +314,13 @@ def measure_performance(
     if not transport.agree(has_all):
         before = [one for one in before if one.get("graph") != graph]
         sampler = _Sampler(data, sizes, edges, scores(found))
-        train = _Training(model, forward or usual_forward, loss or usual_loss)
-        before += sampler.samples(train, ratios, graph)
+        before += sampler.samples(training, ratios, graph)
         cache.write(_KIND, identity, before)
     # What belongs to one sample has one name on all ranks.
     own = copy.deepcopy(before)
     for one in own:
         one["sample"] = f"{one['graph']} {one['sample']}"
-    return Performance(transport.gather_objects(own), names)
+    return Performance(transport.gather_objects(own), names, training)
 
 
 def _needs_scikit_learn() -> None:
@@ -304,14 +347,26 @@ def _graph_signature(edges: Tensor, n: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Training:
-    """Epochs of a copy of a model."""
+class Training:
+    """Epochs of a copy of a model.
+
+    Attributes:
+        model: which is not changed.
+        forward: see :func:`fastgraph.dist.validate`.
+        loss: likewise.
+    """
 
     model: nn.Module
     forward: Forward
     loss: Loss
 
+    @property
+    def device(self) -> torch.device:
+        """That of the model's parameters."""
+        return next((p.device for p in self.model.parameters()), HOST)
+
     def steps(self, data: PygGraph) -> Callable[[], None]:
+        """A function that trains for one epoch."""
         model = copy.deepcopy(self.model).train()
 
         def step() -> None:
@@ -338,39 +393,33 @@ class _Sampler:
         make = lambda: partition(edges, sum(sizes), self._num_blocks)  # noqa: E731
         self._block = on_first_rank(make, errors)
 
-    def samples(self, train: _Training, ratios: Sequence[float], graph: str) -> list[Sample]:
+    def samples(self, train: Training, ratios: Sequence[float], graph: str) -> list[Sample]:
         """The samples that this rank has measured, of a graph with this name."""
         draw = random.Random(0)  # the same on all ranks, and no number of the program's
         equal = [1 / WORLD.size] * WORLD.size
         found: list[Sample] = []
-        state = torch.get_rng_state()
         for ratio in ratios:
             for shares in (equal, self._by_score):
                 count = max(WORLD.size, round(ratio * self._num_blocks))
                 first = draw.randint(0, self._num_blocks - count)
                 rank_of = _shared_out(count, shares)
-                with only_here():
+                with _same_random_states(), only_here():
                     one = self._measured(train, first, rank_of)
                 one["sample"], one["ratio"], one["graph"] = f"{len(found)}", ratio, graph
                 found.append(one)
-        torch.set_rng_state(state)
         return found
 
-    def _measured(self, train: _Training, first: int, rank_of: list[int]) -> Sample:
+    def _measured(self, train: Training, first: int, rank_of: list[int]) -> Sample:
         inside = (self._block >= first) & (self._block < first + len(rank_of))
-        owner = torch.tensor(rank_of)[self._block[inside] - first]
+        owner = torch.tensor(rank_of, device=HOST)[self._block[inside] - first]
         edges = self._edges[:, inside[self._edges].all(0)]
         edges = (inside.cumsum(0) - 1)[edges]
         # Features of parts are those of halos, by which their performance is to be explained.
-        graph = shard(_subgraph(self._data, inside, self._sizes), parts=owner, mode="halo")
+        part = _subgraph(self._data, inside, self._sizes)
+        graph = _on_device(shard(part, parts=owner, mode="halo"), train)
         placement = Placement.of(graph)
-        step = train.steps(graph)
-        step()  # plans, sorted graphs
-        warm = Measurement(placement)
-        step()
-        seconds = max(one.total for one in warm.finish(1).measured)
-        epochs = max(2, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-6))))
-        counts_peak = restart_peak()
+        step, epochs = _warmed_up(train, graph, placement)
+        counts_peak = train.device == HOST and restart_peak()
         before = resident()
         measurement = Measurement(placement)
         for _ in range(epochs):
@@ -387,6 +436,32 @@ class _Sampler:
             "most sent": max(balance.sent),
             "peak": max(peak - before, 0) if counts_peak and peak and before else None,
         }
+
+
+@contextmanager
+def _same_random_states() -> Iterator[None]:
+    """Have a program draw afterwards what it would have drawn."""
+    state, of_device = torch.get_rng_state(), random_state(WORLD.device)
+    yield
+    torch.set_rng_state(state)
+    if of_device is not None:
+        set_random_state(WORLD.device, of_device)
+
+
+def _on_device(graph: Data | HeteroData, train: Training) -> Data | HeteroData:
+    return graph if train.device == HOST else graph.to(train.device)
+
+
+def _warmed_up(
+    train: Training, graph: PygGraph, placement: Placement
+) -> tuple[Callable[[], None], int]:
+    """A function that trains for an epoch, when all is planned, and how often to time it."""
+    step = train.steps(graph)
+    step()  # plans, sorted graphs
+    warm = Measurement(placement)
+    step()
+    seconds = max(one.total for one in warm.finish(1).measured)
+    return step, max(2, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-6))))
 
 
 def _shared_out(count: int, shares: Sequence[float]) -> list[int]:

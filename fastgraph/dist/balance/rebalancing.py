@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fastgraph.comparison.memory import resident
 from fastgraph.dist.balance.balance import Balance, by_speed
 from fastgraph.dist.balance.shares import capped
 from fastgraph.dist.graphs.partition import PartitionError, check_weights, partition
 from fastgraph.dist.graphs.relayout import Moved, Placement, bytes_of_rows, move, obstacle
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
-from fastgraph.dist.ranks.devices import address_space, devices
+from fastgraph.dist.ranks.devices import devices, in_use
 from fastgraph.dist.ranks.phases import THRESHOLD
 from fastgraph.dist.ranks.world import WORLD, RanksDivergedError
 
@@ -108,7 +107,7 @@ def highest_shares(balance: Balance) -> list[float]:
     What a rank needs for its rows, and has needed at most for an epoch beside what it needs now, is
     taken to follow its share.
     """
-    now, peak, space = resident() or 0, resident("VmHWM") or 0, address_space()
+    now, peak, space = in_use()
     rows = bytes_of_rows()
     used = transport.gather_objects((now, space, rows, max(peak - now, 0)))
     shares = []

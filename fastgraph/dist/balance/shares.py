@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from fastgraph.comparison.memory import resident
 from fastgraph.dist.balance.balance import PREDICTED
 from fastgraph.dist.balance.performance import Estimate, Performance, measure_performance
 from fastgraph.dist.graphs.dgl import is_dgl_graph
@@ -25,7 +24,7 @@ from fastgraph.dist.graphs.relayout import Placement
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
-from fastgraph.dist.ranks.devices import Device, address_space, devices, scores
+from fastgraph.dist.ranks.devices import Device, devices, in_use, scores
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 
@@ -61,6 +60,7 @@ def shard(
         model: with ``"auto"`` and a graph of PyG, what is going to be trained: copies of it are
             trained on parts of the graph, and the shares are those by which ranks take equally
             long, see :func:`fastgraph.dist.measure_performance`, whose result can be given as well.
+            A few epochs of the parts that are found correct it, and other parts are found.
             Without it shares follow scores, from cores, clock and bandwidth of memory.
         method: how nodes are partitioned, see :func:`fastgraph.dist.graphs.partition.partition`.
         parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
@@ -145,6 +145,9 @@ def _by_performance(
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
     parts, estimate = on_first_rank(best, errors)
+    if performance.training is not None and WORLD.size > 1:
+        performance.calibrate(data, parts, estimate)
+        parts, estimate = on_first_rank(best, errors)
     out = shard_by_numbers(data, parts=parts, mode=mode, mesh=mesh)
     if any(size for size in sizes):
         PREDICTED[Placement.of(out).nodes[0]] = estimate.phases
@@ -253,16 +256,20 @@ def memory_shares(found: Sequence[Device], needed: float) -> list[float]:
 
 
 def _used() -> list[tuple[int, int]]:
-    """Resident bytes and those of the address space, of all ranks."""
-    return transport.gather_objects((resident() or 0, address_space()))
+    """Bytes in use and those of the address space, of all ranks."""
+    now, _, space = in_use()
+    return transport.gather_objects((now, space))
 
 
 def _free(found: Sequence[Device], used: Sequence[tuple[int, int]], needed: float) -> list[float]:
     """The same, where it is known what each rank uses."""
     shares = []
-    for device, (_, space) in zip(found, used, strict=True):
-        on_host = [u for d, (u, _) in zip(found, used, strict=True) if d.host == device.host]
-        free = min(device.limit - space, device.memory - sum(on_host))
+    for device, (own, space) in zip(found, used, strict=True):
+        taken = own
+        if device.kind == "cpu":  # ranks on one host share its memory
+            pairs = zip(found, used, strict=True)
+            taken = sum(u for d, (u, _) in pairs if d.host == device.host)
+        free = min(device.limit - space, device.memory - taken)
         shares.append(min(1.0, max(free, 0.0) / max(needed, 1.0)))
     return shares
 

@@ -18,6 +18,7 @@ from fastgraph.dist.files.stores import Contents, Key, Store, name_of_type
 from fastgraph.dist.graphs.dgl.index import ShardedIndex
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
 from fastgraph.dist.graphs.protocols import Attribute, DglGraph, Frame
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.layout import Layout
 
 _ENDS = "edge_index"
@@ -64,10 +65,10 @@ def graph_of(
     ntypes = [ntype for ntype, _ in of_nodes]
     sizes = [layouts[_nodes(ntype)].n for ntype in ntypes]
     relations = of_edges[: len(of_edges) // 2]
-    structures, ends = [], torch.empty(2, len(relations), dtype=torch.int64)
+    structures, ends = [], torch.empty(2, len(relations), dtype=torch.int64, device=HOST)
     for etype, ((source, _, destination), values) in enumerate(relations):
         pair = ntypes.index(source), ntypes.index(destination)
-        ends[:, etype] = torch.tensor(pair)
+        ends[:, etype] = torch.tensor(pair, device=HOST)
         structures.append(ShardedStructure(values[_ENDS], *(sizes[ntype] for ntype in pair)))
     metagraph = graph_index.from_coo(len(ntypes), *ends, True)
     rows = [*sizes, *(layouts[_edges(relation)].n for relation, _ in relations)]

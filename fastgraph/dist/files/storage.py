@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from fastgraph.dist.files.nesting import Spec
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
@@ -68,9 +69,11 @@ def read(
         if spec.name in layouts:
             _, axis = layouts[spec.name]
             shape[axis] = _even(shape[axis]).mine
-            stored[spec.name] = _part(torch.empty(shape, dtype=spec.dtype), spec.shape, axis)
+            stored[spec.name] = _part(
+                torch.empty(shape, dtype=spec.dtype, device=HOST), spec.shape, axis
+            )
         else:
-            stored[spec.name] = torch.empty(shape, dtype=spec.dtype)
+            stored[spec.name] = torch.empty(shape, dtype=spec.dtype, device=HOST)
     reader = HuggingFaceStorageReader(str(folder))
     try:
         with _without_warning():
@@ -111,7 +114,7 @@ def _even(n: int) -> Layout:
         rows = -(-n // WORLD.size)
         cuts = [min(rank * rows, n) for rank in range(WORLD.size + 1)]
         counts = [stop - start for start, stop in pairwise(cuts)]
-        return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
+        return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1], device=HOST), n, counts)
 
     return _evens.get((n, WORLD.size), make)
 

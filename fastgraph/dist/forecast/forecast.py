@@ -25,6 +25,7 @@ from fastgraph.dist.operators.grid.cost import largest_block
 from fastgraph.dist.operators.modes import AUTO, BY_NAME, HALO
 from fastgraph.dist.ranks.gradients import SMALL, bundles
 from fastgraph.dist.ranks.mesh import Mesh, meshes
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.machine import cache
 from fastgraph.machine.cache import Json
 
@@ -180,10 +181,12 @@ class _Partitioned:
         self._sizes = sorted({size for _, *sizes in step.graphs for size in sizes})
         starts = dict(zip(self._sizes, accumulate(self._sizes, initial=0), strict=False))
         joint = [
-            ends + torch.tensor([[starts[sources]], [starts[destinations]]])
+            ends + torch.tensor([[starts[sources]], [starts[destinations]]], device=HOST)
             for ends, sources, destinations in step.graphs
         ]
-        self._edges = torch.cat(joint, 1).unique(dim=1) if joint else torch.empty(2, 0).long()
+        self._edges = (
+            torch.cat(joint, 1).unique(dim=1) if joint else torch.empty(2, 0, device=HOST).long()
+        )
         digest = hashlib.sha256(self._edges.numpy().tobytes())
         for ends, *_ in step.graphs:
             digest.update(ends.numpy().tobytes())

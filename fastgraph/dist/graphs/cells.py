@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fastgraph.dist.ranks.own_device import HOST
+
 _FEWEST, _MOST = 3, 6
 """Levels of groups, of which there are two to that power."""
 
@@ -45,7 +47,9 @@ class Cells(Protocol):
 
 def counts_of(cells: Cells, num_edges: int, generator: torch.Generator) -> Tensor:
     """How many of the edges are in each cell: a multinomial, int64 ``[groups, groups]``."""
-    of_rows = _shared_out(torch.tensor([num_edges]), cells.shares.sum(1)[None], generator)[0]
+    of_rows = _shared_out(
+        torch.tensor([num_edges], device=HOST), cells.shares.sum(1)[None], generator
+    )[0]
     return _shared_out(of_rows, cells.shares, generator)
 
 
@@ -73,7 +77,7 @@ class Uniform:
 
     def __init__(self, num_nodes: int, levels: int) -> None:
         groups = min(1 << levels, num_nodes)
-        self.bounds = torch.arange(groups + 1) * num_nodes // groups
+        self.bounds = torch.arange(groups + 1, device=HOST) * num_nodes // groups
         sizes = self.bounds.diff().double() / num_nodes
         self.shares = sizes[:, None] * sizes
 
@@ -82,7 +86,7 @@ class Uniform:
         ends = []
         for group in (source, destination):
             start, stop = self.bounds[group : group + 2].tolist()
-            ends.append(torch.randint(start, stop, (count,), generator=generator))
+            ends.append(torch.randint(start, stop, (count,), generator=generator, device=HOST))
         return torch.stack(ends)
 
 
@@ -106,23 +110,27 @@ class Kronecker:
         levels = min(levels, scale)
         groups, self._low = 1 << levels, scale - levels
         # The first bits are each in one set, so that the others say all that the group does not.
-        sets = torch.randint(0, groups, (self._low,), generator=generator).tolist()
+        sets = torch.randint(0, groups, (self._low,), generator=generator, device=HOST).tolist()
         sets = [1 << (levels - 1 - level) for level in range(levels)] + sets
-        states = torch.arange(groups**2)
-        pairs = torch.tensor([[row * groups + column] for row in (0, 1) for column in (0, 1)])
+        states = torch.arange(groups**2, device=HOST)
+        pairs = torch.tensor(
+            [[row * groups + column] for row in (0, 1) for column in (0, 1)], device=HOST
+        )
         self._moves = [states ^ pairs * members for members in sets]
         left = (states == 0).double()
         self._ends: list[Tensor] = []
         for moves in reversed(self._moves):
-            weights = torch.tensor(initiator, dtype=torch.float64)[:, None] * left[moves]
+            weights = (
+                torch.tensor(initiator, dtype=torch.float64, device=HOST)[:, None] * left[moves]
+            )
             left = weights.sum(0)
             cumulated = weights.cumsum(0)[:3] / left.clamp(min=1e-300)
             # Nothing is drawn that has no weight, whatever was rounded.
             is_last = weights.flip(0).cumsum(0).flip(0)[1:] <= 0
             self._ends.insert(0, cumulated.masked_fill(is_last, 2).T.contiguous())
         # Groups in any order: those of a rank are not alike then.
-        self._group = torch.randperm(groups, generator=generator)
-        self.bounds = torch.arange(groups + 1) << self._low
+        self._group = torch.randperm(groups, generator=generator, device=HOST)
+        self.bounds = torch.arange(groups + 1, device=HOST) << self._low
         self.shares = left.view(groups, groups)[self._group][:, self._group].clone()
         self._names = Names(self._low, generator)
 
@@ -130,10 +138,10 @@ class Kronecker:
         """See :meth:`Cells.draw`."""
         groups = len(self._group)
         state = int(self._group[source]) * groups + int(self._group[destination])
-        states = torch.full((count,), state)
-        rows, columns = torch.zeros(2, count, dtype=torch.int64)
+        states = torch.full((count,), state, device=HOST)
+        rows, columns = torch.zeros(2, count, dtype=torch.int64, device=HOST)
         for level, (moves, ends) in enumerate(zip(self._moves, self._ends, strict=True)):
-            drawn = torch.rand(count, 1, generator=generator, dtype=torch.float64)
+            drawn = torch.rand(count, 1, generator=generator, dtype=torch.float64, device=HOST)
             quadrant = (drawn >= ends[states]).sum(1)
             row, column = quadrant >> 1, quadrant & 1
             states = moves[quadrant, states]
@@ -152,7 +160,7 @@ class Names:
 
     def __init__(self, scale: int, generator: torch.Generator) -> None:
         self._scale, self._mask = scale, (1 << scale) - 1
-        drawn = torch.randint(0, 1 << 31, (6,), generator=generator).tolist()
+        drawn = torch.randint(0, 1 << 31, (6,), generator=generator, device=HOST).tolist()
         self._rounds = [(drawn[i] | 1, drawn[i + 1]) for i in (0, 2, 4)]
 
     def __call__(self, nodes: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from fastgraph.dist.graphs.owners import owner_of_edges
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from fastgraph.dist.tensor.layout import Consecutive, Layout, know, known
@@ -82,7 +83,7 @@ def kronecker(
     """
     _check_number("scale", scale, 0, _LARGEST_SCALE)
     _check_number("seed", seed, 0)
-    shares = torch.tensor([float(share) for share in initiator], dtype=torch.float64)
+    shares = torch.tensor([float(share) for share in initiator], dtype=torch.float64, device=HOST)
     fits = len(shares) == 4 and bool((shares >= 0).all()) and abs(float(shares.sum()) - 1) < 1e-6
     if not fits:
         raise ValueError(
@@ -179,7 +180,7 @@ def _graph(
         return owner_of_edges(ranks[0], ranks[1], mode, mesh)
 
     pair = _of_block(make(), num_nodes, num_edges, seed, owners)
-    of_ranks = transport.all_gather(torch.tensor([pair.shape[1]]), [1] * WORLD.size)
+    of_ranks = transport.all_gather(torch.tensor([pair.shape[1]], device=HOST), [1] * WORLD.size)
     edges = Consecutive(of_ranks.tolist())
     if known(edges.n) is None:
         know(edges)
@@ -203,12 +204,12 @@ def _of_block(
         owners: gives the ranks of edges, of pairs of the ranks of their ends.
     """
     counts = counts_of(cells, num_edges, _generator(seed, _COUNTS, 0))
-    ends = torch.tensor(_cuts(num_nodes)[1:-1])
-    found = [torch.empty(0, dtype=torch.int64)]
+    ends = torch.tensor(_cuts(num_nodes)[1:-1], device=HOST)
+    found = [torch.empty(0, dtype=torch.int64, device=HOST)]
     for source, destination in _near(cells.bounds, ends, owners).nonzero().tolist():
         left, cell = int(counts[source, destination]), source * len(counts) + destination
         generator = _generator(seed, _EDGES, cell)
-        drawn = [torch.empty(0, dtype=torch.int64)]
+        drawn = [torch.empty(0, dtype=torch.int64, device=HOST)]
         while left > 0:
             pair = cells.draw(source, destination, min(left, _PIECE), generator)
             left -= _PIECE
@@ -221,9 +222,9 @@ def _of_block(
 
 def _near(bounds: Tensor, ends: Tensor, owners: Callable[[Tensor], Tensor]) -> Tensor:
     """Bool ``[groups, groups]``: the cells in which this rank may have edges."""
-    ranks = torch.arange(WORLD.size)
+    ranks = torch.arange(WORLD.size, device=HOST)
     is_own = owners(torch.cartesian_prod(ranks, ranks).T) == WORLD.rank
-    before = torch.zeros(WORLD.size + 1, WORLD.size + 1, dtype=torch.int64)
+    before = torch.zeros(WORLD.size + 1, WORLD.size + 1, dtype=torch.int64, device=HOST)
     before[1:, 1:] = is_own.view(WORLD.size, WORLD.size).long().cumsum(0).cumsum(1)
     first = torch.bucketize(bounds[:-1], ends, right=True)
     last = torch.bucketize(bounds[1:] - 1, ends, right=True) + 1
@@ -239,8 +240,10 @@ def _cuts(num_nodes: int) -> list[int]:
 def _rows(nodes: Layout, features: int, seed: int) -> Tensor:
     """The features of the nodes of this rank."""
     start = int(nodes.key[0]) if nodes.mine else 0
-    first, found = start // _ROWS, [torch.empty(0, features)]
+    first, found = start // _ROWS, [torch.empty(0, features, device=HOST)]
     for piece in range(first, -(-(start + nodes.mine) // _ROWS)):
-        found.append(torch.randn(_ROWS, features, generator=_generator(seed, _FEATURES, piece)))
+        found.append(
+            torch.randn(_ROWS, features, generator=_generator(seed, _FEATURES, piece), device=HOST)
+        )
     rows = torch.cat(found)
     return rows[start - first * _ROWS :][: nodes.mine].clone()

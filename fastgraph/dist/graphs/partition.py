@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.sampling.clusters import PartitionError as PartitionError
 from fastgraph.sampling.clusters import parts_by_metis
 from fastgraph.sampling.clusters import symmetric as symmetric
@@ -81,8 +82,8 @@ def check_weights(weights: Sequence[float] | None, num_parts: int) -> Tensor:
     if isinstance(weights, str):
         raise ValueError(f"weights must be {num_parts} numbers above 0 here, got {weights!r}")
     if weights is None:
-        return torch.full((num_parts,), 1 / num_parts, dtype=torch.float64)
-    shares = torch.tensor([float(w) for w in weights], dtype=torch.float64)
+        return torch.full((num_parts,), 1 / num_parts, dtype=torch.float64, device=HOST)
+    shares = torch.tensor([float(w) for w in weights], dtype=torch.float64, device=HOST)
     if len(shares) != num_parts or not bool((shares > 0).all() and shares.isfinite().all()):
         raise ValueError(
             f"weights must be {num_parts} numbers above 0, one for each rank, got {list(weights)}"

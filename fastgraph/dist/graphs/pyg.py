@@ -152,12 +152,14 @@ def joint_edges(data: PygGraph, sizes: list[int]) -> Tensor:
     offset = 0
     for store, size in zip(data.node_stores, sizes, strict=True):
         starts[store._key], offset = offset, offset + size
-    found = [torch.empty(2, 0, dtype=torch.int64)]
+    found = [torch.empty(2, 0, dtype=torch.int64, device=HOST)]
     for edges in data.edge_stores:
         index = _ends(edges)
         if index is not None:
             source, _, target = edges._key or (None, None, None)
-            found.append(on_host(index) + torch.tensor([[starts[source]], [starts[target]]]))
+            found.append(
+                on_host(index) + torch.tensor([[starts[source]], [starts[target]]], device=HOST)
+            )
     return torch.cat(found, 1)
 
 

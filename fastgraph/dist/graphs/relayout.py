@@ -21,6 +21,7 @@ from fastgraph.dist.graphs.owners import owner_of_edges
 from fastgraph.dist.graphs.protocols import AnyGraph, NodeStore
 from fastgraph.dist.graphs.pyg import num_nodes
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import memo
 from fastgraph.dist.tensor.layout import Layout, know, known, layout_of
@@ -98,7 +99,7 @@ class Placement:
         for index, (source, _) in zip(self.edges, self.ends, strict=True):
             positions = index.local[0].unique()
             far += int((self.nodes[source].held(positions).owner != WORLD.rank).sum())
-        return transport.all_gather(torch.tensor([far]), [1] * WORLD.size).tolist()
+        return transport.all_gather(torch.tensor([far], device=HOST), [1] * WORLD.size).tolist()
 
     def joint_edges(self) -> Tensor:
         """All edges on rank 0 and none elsewhere, nodes of all types numbered one after another.
@@ -110,7 +111,9 @@ class Placement:
             starts.append(starts[-1] + rows.n)
         found = []
         for index, (source, target) in zip(self.edges, self.ends, strict=True):
-            pair = index.local.detach() + torch.tensor([[starts[source]], [starts[target]]])
+            pair = memo.on_host(index.local) + torch.tensor(
+                [[starts[source]], [starts[target]]], device=HOST
+            )
             sends = [pair.shape[1], *[0] * (WORLD.size - 1)]
             receives = index.rows.counts if WORLD.rank == 0 else [0] * WORLD.size
             found.append(transport.all_to_all(pair.t(), sends, receives).t())
@@ -195,7 +198,7 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
 
 def _edges(index: ShardedTensor, sources: Tensor, destinations: Tensor, nodes: Layout) -> Layout:
     """The layout of edges that are where they belong, by the owners of their nodes."""
-    src, dst = index.local.long()
+    src, dst = memo.on_host(index.local).long()
     to = owner_of_edges(sources[src], destinations[dst], nodes.mode, nodes.mesh)
     sends = torch.bincount(to, minlength=WORLD.size)
     table = transport.all_gather(sends[None], [1] * WORLD.size)

@@ -70,7 +70,9 @@ def measure() -> Cluster:
     small, large = _seconds_to_send(_SMALL, _SMALL_IN_A_ROW), _seconds_to_send(_LARGE, 1)
     per_byte = max(large - small, 1e-9) / (_LARGE - _SMALL)
     of_message = small / max(WORLD.size - 1, 1)
-    own = torch.tensor([[of_message, per_byte, *_seconds_of_work()]], dtype=torch.float64)
+    own = torch.tensor(
+        [[of_message, per_byte, *_seconds_of_work()]], dtype=torch.float64, device=HOST
+    )
     latency, per_byte, work, sums = transport.all_gather(own, [1] * WORLD.size).amax(0).tolist()
     found = devices(bandwidth=False)
     speeds = scores(found)  # what takes moments does not feel a quota
@@ -135,7 +137,7 @@ def _keep(found: Sequence[Device], measured: Cluster) -> Cluster:
 def _seconds_to_send(size: int, in_a_row: int) -> float:
     per_rank = size // max(WORLD.size - 1, 1)
     sends = [0 if rank == WORLD.rank else per_rank for rank in range(WORLD.size)]
-    given = torch.zeros(sum(sends), dtype=torch.uint8)
+    given = torch.zeros(sum(sends), dtype=torch.uint8, device=HOST)
     return _median(lambda: transport.all_to_all(given, sends, sends), in_a_row)
 
 
@@ -143,8 +145,8 @@ def _seconds_of_work() -> tuple[float, float]:
     """Of attention and of a sum, for an edge and a channel."""
     nodes, edges, heads, channels = 2**11, 2**15, 4, 32
     generator = torch.Generator().manual_seed(0)
-    index = torch.randint(nodes, (2, edges), generator=generator)
-    x = torch.zeros(nodes, heads, channels)
+    index = torch.randint(nodes, (2, edges), generator=generator, device=HOST)
+    x = torch.zeros(nodes, heads, channels, device=HOST)
     options = (None, None, index, None, None, 0, False, 1.0, 0.0, False)
     attention = _median(lambda: ATTENTION(x, x, x, *options), _ATTENTION_IN_A_ROW)
     of_sum = _median(lambda: SPMM(x, index, None, None, nodes, "sum", False), _SUMS_IN_A_ROW)

@@ -23,6 +23,7 @@ from fastgraph.dist.operators.rank_graph import part_of
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, meshes
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import cached
 from fastgraph.dist.tensor.sharded import is_sharded
@@ -194,7 +195,7 @@ def compared(layer: Layer, graph: Neighbourhoods, names: Sequence[str] = tuple(B
 def distribution(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Distribution:
     """How a graph is shared out, with the blocks of some grids; all ranks ask for it together."""
     plan = graph.plan
-    own = torch.tensor([[graph.edges.mine, sum(plan.sends), sum(plan.receives)]])
+    own = torch.tensor([[graph.edges.mine, sum(plan.sends), sum(plan.receives)]], device=HOST)
     edges, sends, receives = transport.all_gather(own, [1] * WORLD.size).T.tolist()
     blocks = {}
     if meshes:
@@ -208,7 +209,7 @@ def distribution(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Distribution:
 
 def _edges_of_blocks(graph: Neighbourhoods, mesh: Mesh) -> Tensor:
     """int64 ``[ranks]``: how many of the edges of this rank each block of a grid has."""
-    sources = torch.full((graph.sources.mine,), WORLD.rank)
+    sources = torch.full((graph.sources.mine,), WORLD.rank, device=HOST)
     owner = torch.cat([sources, graph.sources.held(graph.plan.halo).owner])
     own = torch.full_like(graph.plan.place, WORLD.rank)
     return torch.bincount(holder(owner[graph.plan.place], own, mesh), minlength=WORLD.size)

@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.phases import THRESHOLD, overloaded
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import applied, records_gradient
@@ -126,7 +127,12 @@ class _Cast(Function):
 
 
 def why_not_here() -> str | None:
-    """Why this rank should not compute in bfloat16, or ``None`` if its processor can do it fast."""
+    """Why this rank should not compute in bfloat16, or ``None`` if its device can do it fast."""
+    if WORLD.device != HOST:
+        module = torch.get_device_module(WORLD.device)
+        if module.is_bf16_supported(including_emulation=False):
+            return None
+        return f"{WORLD.device} has no bfloat16 in hardware"
     why_not = native.why_unavailable()
     if why_not is None and native.cpu_level() == "baseline":
         why_not = (
@@ -158,7 +164,7 @@ def reduce_precision(
             long as the mean of all.
 
     Returns:
-        Which ranks do so now. One whose processor has no fast bfloat16 stays as it is.
+        Which ranks do so now. One whose processor or GPU has no fast bfloat16 stays as it is.
 
     Raises:
         ValueError: an argument that cannot be used, or ``ranks`` differ between ranks.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout, layout_of
@@ -155,7 +156,7 @@ def placed_edges(
         IndexError: on all ranks, if an edge is outside the nodes.
     """
     pair = on_host(local.flip(0) if transpose else local).long()
-    outside = bool(((pair < 0) | (pair >= torch.tensor(sizes)[:, None])).any())
+    outside = bool(((pair < 0) | (pair >= torch.tensor(sizes, device=HOST)[:, None])).any())
     if rows is None:
         if outside:
             raise IndexError(_OUTSIDE)
@@ -164,7 +165,9 @@ def placed_edges(
     owner = holder(pair[:, :0] if outside else pair)
     far = int((owner != WORLD.rank).sum())
     # An index out of range must be an error everywhere: the others would wait for this rank.
-    any_outside, any_far = transport.all_reduce(torch.tensor([int(outside), far])).tolist()
+    any_outside, any_far = transport.all_reduce(
+        torch.tensor([int(outside), far], device=HOST)
+    ).tolist()
     if any_outside:
         raise IndexError(_OUTSIDE)
     if not any_far:

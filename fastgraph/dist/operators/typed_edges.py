@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastgraph.dist.operators.halo.graph import Neighbourhoods, neighbourhoods
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.memo import on
@@ -124,11 +125,11 @@ def _pairs(
         num_types: as many as there are.
     """
     found = pairs_of(nodes, types, len(position), num_types)
-    own = torch.zeros(WORLD.size, dtype=torch.int64)
+    own = torch.zeros(WORLD.size, dtype=torch.int64, device=HOST)
     own[WORLD.rank] = found.nodes.shape[0]
     counts = transport.all_reduce(own).tolist()
     start = sum(counts[: WORLD.rank])
-    key = torch.arange(start, start + found.nodes.shape[0])
+    key = torch.arange(start, start + found.nodes.shape[0], device=HOST)
     rows = Layout(key, sum(counts), counts)
     return Pairs(
         ShardedTensor(position[found.nodes], rows, 0),

@@ -58,29 +58,48 @@ class Board:
         self.number = self.digest = 0
         self._has_ended = False
 
-    def look(self, asked: Asked) -> None:
+    def look(self, asked: Asked, line: str = "") -> None:
         """Say what this rank has waited for, and see what the others have said.
+
+        Args:
+            asked: what it waits for.
+            line: of the program; default: the one that runs in this thread.
 
         Raises:
             RanksDivergedError: another rank, which has asked for as many before, waits for another,
                 or its script has come to its end.
             CollectiveError: another rank has failed.
         """
-        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line_of_program()}")
+        line = line or line_of_program()
+        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line}")
         for rank, state, rest in self._others() or []:
             mine = f"rank {WORLD.rank} of {WORLD.size} waits for {asked.what}"
             if state == _FAILED:
-                raise CollectiveError(f"{mine} at {line_of_program()}, but {self.gone()}")
+                raise CollectiveError(f"{mine} at {line}, but {self.gone()}")
             if state == _ENDED and int(rest[0]) <= asked.number:
-                raise RanksDivergedError(
-                    f"{mine} at {line_of_program()}, but {self.gone()}: {ADVICE}"
-                )
+                raise RanksDivergedError(f"{mine} at {line}, but {self.gone()}: {ADVICE}")
             if state == _WAITS and int(rest[0]) == asked.number and rest[1] != asked.what:
                 raise RanksDivergedError(
                     "ranks ask for different collectives:\n"
-                    f"  rank {WORLD.rank}: {asked.what} at {line_of_program()}\n"
+                    f"  rank {WORLD.rank}: {asked.what} at {line}\n"
                     f"  rank {rank}: {rest[1]} at {rest[2]}\n{ADVICE}"
                 )
+
+    def beat(self, text: str) -> None:
+        """Say that this rank lives, and anything else."""
+        self._say(text, "beat ")
+
+    def beats(self) -> dict[int, str]:
+        """The last beats of the other ranks; empty ones of those without."""
+        store, found = _store(), {}
+        for rank in range(WORLD.size) if store is not None else ():
+            if rank != WORLD.rank:
+                try:
+                    key = f"beat {rank}"
+                    found[rank] = store.get(key).decode() if store.check([key]) else ""
+                except (RuntimeError, ConnectionError):  # with the rank that had the store
+                    return found
+        return found
 
     def fail(self, error: BaseException) -> None:
         """Say that this rank has failed."""
@@ -159,11 +178,11 @@ class Board:
             found.append((rank, state, rest))
         return found
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, kind: str = "") -> None:
         store = _store()
         if store is not None:
             try:
-                store.set(str(WORLD.rank), text)
+                store.set(f"{kind}{WORLD.rank}", text)
             except (RuntimeError, ConnectionError):
                 return  # with the rank that had the store, which the others know of
 

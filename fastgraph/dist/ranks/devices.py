@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fastgraph.comparison.memory import resident
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST, usable_memory
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.machine.processor import cpu_model, cpuinfo
 
 _COPIED_BYTES = 64 * 2**20
@@ -31,7 +34,7 @@ class Device:
     """Facts about what a rank computes on.
 
     Attributes:
-        kind: ``"cpu"`` or ``"cuda"``.
+        kind: ``"cpu"``, ``"cuda"``, or another one that torch names.
         name: the model of the hardware.
         host: the name of the machine.
         cores: CPU: how many cores' time the process may use, by its threads, its affinity and the
@@ -40,7 +43,8 @@ class Device:
         clock: in Hz; 0 if the system does not say.
         bandwidth: of memory, bytes a second, read and written; 0 if it was not measured. CPU:
             measured, with the other ranks at the same time; CUDA: of the data sheet.
-        memory: bytes that ranks on this host have together; CUDA: of the device.
+        memory: bytes that ranks on this host have together; CUDA: of the device, of a rank's own
+            those that are free or this process has.
         limit: bytes of address space that this process may have at most; infinite without a limit.
     """
 
@@ -68,7 +72,7 @@ class Device:
 
 
 def devices(*, bandwidth: bool = True) -> list[Device]:
-    """The devices of all ranks, in their order. All ranks must call it.
+    """The devices on which ranks compute, in their order. All ranks must call it.
 
     Ranks on one CPU have measured the same memory and the same clock, some of them while something
     else was going on: the highest values are those of all.
@@ -76,7 +80,8 @@ def devices(*, bandwidth: bool = True) -> list[Device]:
     Args:
         bandwidth: whether that of memory is measured, which takes 128 MiB and a moment.
     """
-    found = [Device(**facts) for facts in transport.gather_objects(asdict(cpu(bandwidth)))]
+    own = cpu(bandwidth) if WORLD.device == HOST else of_rank(WORLD.device)
+    found = [Device(**facts) for facts in transport.gather_objects(asdict(own))]
 
     def highest(one: Device) -> Device:
         alike = [other for other in found if _hardware(other) == _hardware(one)]
@@ -148,6 +153,35 @@ def cuda(properties: Properties, host: str = "") -> Device:
     )
 
 
+def of_rank(device: torch.device) -> Device:
+    """The device of this rank, which is not the CPU, with the memory that it has left for us."""
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return replace(cuda(properties), kind=device.type, memory=usable_memory(device))
+
+
+class InUse(NamedTuple):
+    """Bytes of this process, where it computes.
+
+    Attributes:
+        now: that are in use.
+        peak: at most until now.
+        space: of the address space, for a rank that computes on the CPU.
+    """
+
+    now: int
+    peak: int
+    space: int
+
+
+def in_use() -> InUse:
+    """The memory of this rank: resident on the CPU, on a device what tensors have."""
+    if WORLD.device == HOST:
+        return InUse(resident() or 0, resident("VmHWM") or 0, address_space())
+    module = torch.get_device_module(WORLD.device)
+    now, peak = (f(WORLD.device) for f in (module.memory_allocated, module.max_memory_allocated))
+    return InUse(int(now), int(peak), 0)
+
+
 def scores(found: Sequence[Device]) -> list[float]:
     """The shares of ranks by the facts of their devices; they add up to 1.
 
@@ -192,7 +226,7 @@ def _bandwidth() -> float:
 
 def copied_bytes_per_second() -> float:
     """The fastest of some copies in memory: bytes read and written in a second."""
-    source: Tensor = torch.ones(_COPIED_BYTES // 8, dtype=torch.float64)
+    source: Tensor = torch.ones(_COPIED_BYTES // 8, dtype=torch.float64, device=HOST)
     target = torch.empty_like(source)
     best = math.inf
     for _ in range(_COPIES):

@@ -77,6 +77,12 @@ def fail(error: BaseException) -> None:
         time.sleep(_PATIENCE)
 
 
+def end_by(error: Exception) -> None:
+    """End this process by an error that a thread beside the program has found."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    _end_soon()
+
+
 BEGINNING.append(tell)
 
 

@@ -114,6 +114,31 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
     torch.get_device_module(device).set_rng_state(state, device)
 
 
+class Later:
+    """A copy on the host of what a device has computed, which nobody waits for when it is made.
+
+    Args:
+        x: on a device that is not the CPU.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        # From memory that the system may move, CUDA would have the host wait for the copy.
+        is_pinned = x.device.type == "cuda"
+        self._values = torch.empty(x.shape, dtype=x.dtype, device=HOST, pin_memory=is_pinned)
+        self._values.copy_(x.detach(), non_blocking=True)
+        self._arrived = torch.get_device_module(x.device).Event()
+        self._arrived.record()
+
+    def is_there(self) -> bool:
+        """True if the device has gone beyond them."""
+        return bool(self._arrived.query())
+
+    def read(self) -> Tensor:
+        """The values, for which the host waits unless the device has gone beyond them by now."""
+        self._arrived.synchronize()
+        return self._values
+
+
 def _kind() -> str | None:
     found = torch.accelerator.current_accelerator(check_available=True)
     return None if found is None or found.type == "cpu" else found.type

@@ -7,11 +7,10 @@ Every rank must issue the same collectives in the same order. Nothing else in th
 from __future__ import annotations
 
 import pickle
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,8 @@ from torch.nn.functional import pad
 from fastgraph.dist.ranks.board import BOARD, Asked
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.own_device import HOST
-from fastgraph.dist.ranks.phases import RECORDER
+from fastgraph.dist.ranks.phases import RECORDER, Clock, Spent
+from fastgraph.dist.ranks.watchdog import WATCHDOG
 from fastgraph.dist.ranks.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
 _AT_ONCE = 2**20
@@ -113,9 +113,10 @@ def sum_of_sparse(x: Tensor) -> Tensor:
     """:func:`all_reduce` of sparse tensors in coordinate format: the entries of all ranks."""
     x = x.detach().coalesce()
     index, values = x.indices().t().contiguous(), x.values()
-    counts = all_gather(torch.tensor([len(values)]), [1] * WORLD.size).tolist()
+    counts = all_gather(torch.tensor([len(values)], device=HOST), [1] * WORLD.size).tolist()
     entries = all_gather(index, counts).t(), all_gather(values, counts)
-    return torch.sparse_coo_tensor(*entries, x.shape, check_invariants=False).coalesce()
+    options: dict[str, Any] = {"check_invariants": False, "device": x.device}
+    return torch.sparse_coo_tensor(*entries, x.shape, **options).coalesce()
 
 
 def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -202,8 +203,7 @@ class Exchange:
         self._given, self._received = given, received
         self._work: dist.Work | None = None
         self._asked = Asked(0, "")
-        self._recorded: list[tuple[int, float]] | None = None
-        self._position = 0
+        self._recorded: tuple[Spent, Clock] | None = None
 
     def begin(self, sends: Sequence[int], receives: Sequence[int], group: Group | None) -> None:
         """Issue the collective."""
@@ -218,21 +218,21 @@ class Exchange:
 
         sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
         self._asked = _issue("all_to_all", x.shape[1:], x.dtype, sent, collective, device=x.device)
-        self._recorded = RECORDER.collectives
-        if self._recorded is not None:
-            self._position = len(self._recorded) - 1
+        if RECORDER.collectives is not None:
+            self._recorded = RECORDER.collectives[-1], RECORDER.clock
 
     def wait(self) -> Tensor:
         """The tensor that was received, once it is here."""
         if self._work is None:
             return self._received
-        started = time.perf_counter()
-        _wait(self._work, self._asked)
+        if self._recorded is None:
+            _wait(self._work, self._asked)
+        else:  # what the rank did meanwhile counts as computing
+            spent, clock = self._recorded
+            since = clock.now()
+            _wait(self._work, self._asked)
+            spent.spans.append((since, clock.now()))
         self._work = None
-        if self._recorded is not None:  # what the rank did meanwhile counts as computing
-            sent, seconds = self._recorded[self._position]
-            seconds += time.perf_counter() - started
-            self._recorded[self._position] = sent, seconds
         return self._received
 
 
@@ -252,14 +252,14 @@ def agree(value: bool) -> bool:
     """
     if WORLD.size == 1:
         return value
-    return int(all_reduce(torch.tensor(int(not value)))) == 0
+    return int(all_reduce(torch.tensor(int(not value), device=HOST))) == 0
 
 
 def barrier() -> None:
     """Wait for all ranks."""
     if WORLD.size > 1:
         # That of torch may be one of devices, for which no host waits.
-        meet = lambda: dist.all_reduce(torch.zeros(1), async_op=True)  # noqa: E731
+        meet = lambda: dist.all_reduce(torch.zeros(1, device=HOST), async_op=True)  # noqa: E731
         _issue("barrier", (), None, 0, meet)
 
 
@@ -268,8 +268,8 @@ def broadcast(value: Value) -> Value:
     if WORLD.size == 1:
         return value
     is_mine = WORLD.rank == 0
-    data = _pickled(value) if is_mine else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(data)])
+    data = _pickled(value) if is_mine else torch.empty(0, dtype=torch.uint8, device=HOST)
+    size = torch.tensor([len(data)], device=HOST)
 
     def content() -> dist.Work | None:
         nonlocal data
@@ -294,9 +294,11 @@ def gather_objects(value: Value) -> list[Value]:
 
 def _gathered(value: Value) -> list[Value]:
     data = _pickled(value)
-    sizes = torch.empty(WORLD.size, dtype=torch.int64)
+    sizes = torch.empty(WORLD.size, dtype=torch.int64, device=HOST)
     asked = _ask("objects", (), None)
-    _finish(lambda: _gather_parts(sizes, torch.tensor([len(data)]), async_op=True), asked)
+    _finish(
+        lambda: _gather_parts(sizes, torch.tensor([len(data)], device=HOST), async_op=True), asked
+    )
     longest = int(sizes.max())
     given, taken = pad(data, (0, longest - len(data))), data.new_empty(WORLD.size * longest)
     _finish(lambda: _gather_parts(taken, given, async_op=True), asked)
@@ -325,11 +327,7 @@ def _issue(
     *steps: Step,
     device: torch.device = HOST,
 ) -> Asked:
-    """Begin each step of a collective and wait for it, if it gives what can be waited for.
-
-    Raises:
-        NotImplementedError: the times of a collective are wanted for which no host waits.
-    """
+    """Begin each step of a collective and wait for it, if it gives what can be waited for."""
     if WORLD.is_alone:
         raise RanksDivergedError(
             f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
@@ -342,19 +340,15 @@ def _issue(
         )
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
-    started = time.perf_counter()
+    is_recorded = RECORDER.collectives is not None
+    since = RECORDER.clock.now() if is_recorded else None
     asked = _ask(kind, shape, dtype, device)
     if WORLD.check:
         _compare(f"{asked.what} at {line_of_program()}")
     for step in steps:
         _finish(step, asked)
-    if RECORDER.collectives is not None:
-        if not asked.is_of_host:
-            raise NotImplementedError(
-                f"the times of {asked.what} are those of {device}, and are not measured yet: "
-                "fastgraph.dist.measured, rebalance and --weights auto are for CPUs"
-            )
-        RECORDER.collectives.append((sent, time.perf_counter() - started))
+    if is_recorded:
+        RECORDER.add(sent, since)
     return asked
 
 
@@ -381,7 +375,9 @@ def _wait(work: dist.Work, asked: Asked) -> None:
         CollectiveError: from the board, or the collective did not end, as after a time-out.
     """
     if not asked.is_of_host:
+        watched = WATCHDOG.waits(asked)
         work.wait()
+        WATCHDOG.was_told(watched)
         return
     while True:
         was_completed = work.is_completed()

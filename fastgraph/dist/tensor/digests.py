@@ -8,6 +8,9 @@ Each comparison waits for the other ranks, so they end where training has gone t
 rank may take steps that others do not, of a model of its own. So each rank counts its steps, and
 sends what is left with each comparison: as long as one has steps left, all compare. What a script
 decides later, as by the time, shows at steps whose number is a power of two, and at its end.
+
+What a device has is read in the first two steps only. In later ones the device computes the 64 bits
+itself, and the host looks at them a step later (:mod:`fastgraph.dist.tensor.deferred`).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.board import ADVICE, BOARD
-from fastgraph.dist.ranks.own_device import random_state
+from fastgraph.dist.ranks.own_device import HOST, random_state
 from fastgraph.dist.ranks.world import (
     BEGINNING,
     WORLD,
@@ -34,7 +37,9 @@ from fastgraph.dist.ranks.world import (
     frame_of_program,
     line_of_program,
 )
-from fastgraph.dist.tensor.memo import flat, on_host
+from fastgraph.dist.tensor.contents import flat, kind_of
+from fastgraph.dist.tensor.deferred import Deferred
+from fastgraph.dist.tensor.memo import on_host
 from fastgraph.machine import native
 
 _STEPS = 2
@@ -60,12 +65,16 @@ class Digests:
         self._steps_here = self._taken = 0
         self._has_compared = False  # since the last step
         self._is_watching = self._is_of_script = False
+        self._all_have_steps = True
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
+        self._deferred = Deferred()
+        self._is_later = False  # than the first steps, of a script: on all ranks, or on none
 
     def begin(self) -> None:
         """Compare from now on, on all ranks; a single one has nothing to compare with."""
         self.steps = self._steps_here = _STEPS if WORLD.size > 1 else 0
         self.comparisons, self._has_compared, self._taken = _COMPARISONS, False, 0
+        self._deferred, self._is_later = Deferred(), False
         if not self._is_watching:
             register_optimizer_step_post_hook(self._after_step)
             self._is_watching = True
@@ -81,6 +90,7 @@ class Digests:
     def end(self) -> None:
         """Compare no more, on all ranks."""
         self.steps = self.comparisons = 0
+        self._deferred = Deferred()
 
     def end_of_script(self) -> None:
         """Compare what was asked for, and the parameters of the optimizer that stepped last.
@@ -101,10 +111,11 @@ class Digests:
             raise RanksDivergedError(
                 f"ranks have asked for different collectives, {numbers} of them: {ADVICE}"
             )
+        self._read_deferred()
         of_parameters = {parameters for *_, parameters in facts}
         if len(of_parameters) > 1 and -1 not in of_parameters and self.comparisons > 0:
             assert optimizer is not None  # as on all ranks
-            self._compare_parameters(optimizer)
+            self._compare_parameters(optimizer, at_once=True)
 
     @property
     def is_on(self) -> bool:
@@ -126,10 +137,12 @@ class Digests:
         self.comparisons -= 1
         self._has_compared = True
         if self._is_of_script:
-            self._compare_random_states()
+            self._compare_random_states()  # and learn whether any rank has a step left
+            if not self.steps:
+                return
         with torch._C.DisableTorchFunctionSubclass():
-            tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x)
-            self._compare(tensor, lambda: name or _name_of(x))
+            tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x, device=HOST)
+            self._compare(tensor, lambda: name or _name_of(x), at_once=not self._is_later)
         if self.comparisons <= 0:
             self.end()
 
@@ -137,39 +150,58 @@ class Digests:
         if WORLD.is_alone or WORLD.is_forked:
             return
         self._last = weakref.ref(optimizer)
+        self._read_deferred()
         self._taken += 1
         if self.is_on:
             if self._has_compared or self._is_of_script:  # else a step of what met no rows
                 self._steps_here -= 1
                 self._has_compared = False
             if self._is_of_script:
-                self._compare_parameters(optimizer)
+                self._compare_parameters(optimizer, at_once=not self._is_later)
+                self._deferred.send()
         # Each rank of a script takes the same steps, or its end tells.
         if self._is_of_script and self.comparisons > 0 and _is_later_one(self._taken + 1):
             self.steps = self._steps_here = 1
+            self._is_later = True
 
-    def _compare_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+    def _compare_parameters(self, optimizer: torch.optim.Optimizer, *, at_once: bool) -> None:
         self._compare_random_states()
         tensors = _parameters(optimizer)
         kind = type(optimizer).__name__
         with torch._C.DisableTorchFunctionSubclass():
-            (same_number, same_values) = self._are_same([len(tensors), _total(tensors)])
+            now = [at_once or x.device == HOST for x in tensors]
+            total = _total([x for x, is_due in zip(tensors, now, strict=True) if is_due])
+            same_number, same_values = self._are_same([len(tensors), total])
             if not same_number:
                 raise RanksDivergedError(f"{kind} has other numbers of parameters on some ranks")
-            if not same_values:
-                for position, x in enumerate(tensors):
-                    name = functools.partial("parameter {} of {}".format, position, kind)
-                    self._compare(x, name)
+            for position, (x, is_due) in enumerate(zip(tensors, now, strict=True)):
+                name = functools.partial("parameter {} of {}".format, position, kind)
+                if not is_due:
+                    self._deferred.add(x, name(), line_of_program())
+                elif not same_values:
+                    (is_same,) = self._are_same([_digest(x)])
+                    _conclude(x, is_same, name, line_of_program)
 
-    def _compare(self, x: Tensor, name: Callable[[], str]) -> None:
-        x = on_host(x)
-        (is_same,) = self._are_same([_digest(x)])
-        if is_same or (x.is_floating_point() and transport.agree(_is_rounded(x))):
+    def _compare(self, x: Tensor, name: Callable[[], str], *, at_once: bool) -> None:
+        if not at_once and x.device != HOST:
+            self._deferred.add(x, name(), line_of_program())
             return
-        raise RanksDivergedError(
-            f"{name()} of shape {list(x.shape)} and {x.dtype} is not the same on all ranks, at "
-            f"{line_of_program()}: {_ADVICE}"
-        )
+        # A rank that has no step left reads nothing before it knows that another has one.
+        digest = _digest(x) if self._steps_here else 0
+        (is_same,) = self._are_same([digest])
+        if self.steps and not self._all_have_steps:
+            (is_same,) = self._are_same([digest or _digest(x)])
+        if self.steps:
+            _conclude(x, is_same, name, line_of_program)
+
+    def _read_deferred(self) -> None:
+        """Compare what a device has computed a step ago, unless there is nothing."""
+        found = self._deferred.read()
+        same = self._are_same([digest for digest, _ in found]) if found else []
+        for is_same, (_, one) in zip(same, found, strict=True):
+            _conclude(
+                one.x, is_same, functools.partial(str, one.name), functools.partial(str, one.line)
+            )
 
     def _compare_random_states(self) -> None:
         numpy, of_device = sys.modules.get("numpy"), random_state(WORLD.device)
@@ -189,9 +221,10 @@ class Digests:
 
     def _are_same(self, digests: list[int]) -> list[bool]:
         """For each of some numbers, whether it is the same on all ranks; they learn of steps."""
-        row = torch.tensor([*digests, self._steps_here], dtype=torch.int64)
+        row = torch.tensor([*digests, self._steps_here], dtype=torch.int64, device=HOST)
         table = transport.table_of(row)
         self.steps = int(table[:, -1].max())
+        self._all_have_steps = int(table[:, -1].min()) > 0
         return (table[:, :-1] == table[0, :-1]).all(0).tolist()
 
 
@@ -215,6 +248,15 @@ def _total(tensors: list[Tensor]) -> int:
     return sum(map(_digest, tensors)) % 2**62
 
 
+def _conclude(x: Tensor, is_same: bool, name: Callable[[], str], line: Callable[[], str]) -> None:
+    if is_same or (x.is_floating_point() and transport.agree(_is_rounded(on_host(x)))):
+        return
+    raise RanksDivergedError(
+        f"{name()} of shape {list(x.shape)} and {x.dtype} is not the same on all ranks, at "
+        f"{line()}: {_ADVICE}"
+    )
+
+
 def _is_rounded(x: Tensor) -> bool:
     """True if it is that of rank 0 but for rounding, as that of another processor may be."""
     of_first: Tensor = transport.broadcast(x)
@@ -229,7 +271,7 @@ def _is_rounded(x: Tensor) -> bool:
 
 def _digest(x: Tensor) -> int:
     """63 bits of a tensor."""
-    kind = zlib.crc32(repr((list(x.shape), x.dtype, x.layout)).encode())
+    kind = kind_of(x)
     if x.layout != torch.strided:
         return kind
     x = on_host(x)

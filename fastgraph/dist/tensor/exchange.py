@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import halo
 from fastgraph.dist.tensor.layout import Layout
@@ -38,7 +39,7 @@ class Plan:
         wanted, which = torch.unique(owner[far] * rows.n + index[far], return_inverse=True)
         need = torch.bincount(wanted // max(rows.n, 1), minlength=WORLD.size)
         # An index out of range must be an error everywhere: the others would wait for this rank.
-        report = torch.cat([need, torch.tensor([outside])])
+        report = torch.cat([need, torch.tensor([outside], device=HOST)])
         table = transport.all_gather(report[None], [1] * WORLD.size)
         if int(table[:, -1].sum()):
             raise IndexError(f"an index is out of range for a dimension of size {rows.n}")
@@ -50,7 +51,7 @@ class Plan:
         self.busiest = int((table.sum(0) + table.sum(1)).max())
         self.place = place.masked_scatter(far, which + rows.mine)
         self.halo = wanted % max(rows.n, 1)
-        self.given = torch.empty(0, dtype=torch.int64)
+        self.given = torch.empty(0, dtype=torch.int64, device=HOST)
         if self.remote:
             self.given = transport.all_to_all(rows.held(self.halo).row, self.receives, self.sends)
         COUNTS.plans += 1
@@ -58,7 +59,7 @@ class Plan:
     @cached_property
     def joined(self) -> Tensor:
         """int64 ``[mine + sum(sends)]``: the local rows, then those of :attr:`given`."""
-        return torch.cat([torch.arange(self.mine), self.given])
+        return torch.cat([torch.arange(self.mine, device=HOST), self.given])
 
 
 def _wrapped(index: Tensor, n: int) -> tuple[Tensor, int]:

@@ -56,7 +56,7 @@ class Layout:
 
     def __init__(self, key: Tensor, bound: int, counts: Sequence[int] | None = None) -> None:
         if counts is None:
-            own = torch.zeros(WORLD.size, dtype=torch.int64)
+            own = torch.zeros(WORLD.size, dtype=torch.int64, device=HOST)
             own[WORLD.rank] = len(key)
             counts = transport.all_reduce(own).tolist()
         self.key, self.bound, self.counts = key, bound, list(counts)
@@ -75,8 +75,8 @@ class Layout:
         dtype = torch.int32 if self.n <= torch.iinfo(torch.int32).max else torch.int64
         if self.bound > self.n:
             return keys.argsort(stable=True).to(dtype)
-        order = torch.empty(self.n, dtype=dtype)
-        order[keys] = torch.arange(self.n, dtype=dtype)
+        order = torch.empty(self.n, dtype=dtype, device=HOST)
+        order[keys] = torch.arange(self.n, dtype=dtype, device=HOST)
         return order
 
     @cached_property
@@ -88,7 +88,7 @@ class Layout:
 
     def _places(self) -> Tensor:
         order = self.order
-        place = torch.empty_like(order).scatter_(0, order, torch.arange(self.n))
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(self.n, device=HOST))
         start = sum(self.counts[: WORLD.rank])
         return place[start : start + self.mine]
 
@@ -108,14 +108,14 @@ class Layout:
     @property
     def owner(self) -> Tensor:
         """int64 ``[n]``: the rank that holds each global position."""
-        return self.held(torch.arange(self.n)).owner
+        return self.held(torch.arange(self.n, device=HOST)).owner
 
     def held(self, positions: Tensor | int) -> Held:
         """The owners of these global positions. All ranks must call it the first time."""
         place = self._places_of(on_host(positions) if isinstance(positions, Tensor) else positions)
-        ends = torch.tensor(self.counts).cumsum(0)
+        ends = torch.tensor(self.counts, device=HOST).cumsum(0)
         owner = torch.bucketize(place, ends[:-1], right=True)
-        return Held(owner, place - (ends - torch.tensor(self.counts))[owner])
+        return Held(owner, place - (ends - torch.tensor(self.counts, device=HOST))[owner])
 
     def _places_of(self, positions: Tensor | int) -> Tensor:
         """Where the rows at these positions are when parts are put together."""
@@ -141,7 +141,7 @@ class Layout:
         """The layout of ``[n * k]`` elements, ``k`` of which stand where each row stood."""
 
         def make() -> Layout:
-            key = (self.key[:, None] * k + torch.arange(k)).view(-1)
+            key = (self.key[:, None] * k + torch.arange(k, device=HOST)).view(-1)
             layout = Layout(key, self.bound * k, [count * k for count in self.counts])
             layout.split_from = self, k
             return layout
@@ -152,7 +152,7 @@ class Layout:
         """The layout of ``[k * n]`` elements, ``k`` times these rows one after the other."""
 
         def make() -> Layout:
-            key = (self.key + self.bound * torch.arange(k)[:, None]).view(-1)
+            key = (self.key + self.bound * torch.arange(k, device=HOST)[:, None]).view(-1)
             layout = Layout(key, self.bound * k, [count * k for count in self.counts])
             layout.repeats = self, k
             return layout
@@ -176,7 +176,7 @@ class Layout:
 
     def span(self, start: int, stop: int, step: int) -> Layout:
         """The layout of a slice of the rows."""
-        make = lambda: self.at(torch.arange(start, stop, step))  # noqa: E731
+        make = lambda: self.at(torch.arange(start, stop, step, device=HOST))  # noqa: E731
         layout: Layout = self.derived.get(("span", start, stop, step), make)
         return layout
 
@@ -190,7 +190,9 @@ class Consecutive(Layout):
 
     def __init__(self, counts: Sequence[int]) -> None:
         start = sum(counts[: WORLD.rank])
-        super().__init__(torch.arange(start, start + counts[WORLD.rank]), sum(counts), counts)
+        super().__init__(
+            torch.arange(start, start + counts[WORLD.rank], device=HOST), sum(counts), counts
+        )
 
     @property
     def order(self) -> Tensor:
@@ -202,7 +204,7 @@ class Consecutive(Layout):
         return torch.arange(self.n, device=device)
 
     def _places_of(self, positions: Tensor | int) -> Tensor:
-        given = torch.as_tensor(positions)
+        given = torch.as_tensor(positions, device=HOST)
         if given.dtype == torch.bool:
             return self.order[given]
         given = given.long()

@@ -5,7 +5,7 @@ miss together, since making a value may ask for collectives. So nothing decides 
 alone: neither how many bytes there are, nor what its part of a sharded tensor holds.
 
 - A replicated tensor is confirmed by its content, the same on all ranks, as torch does not count
-  every edit (:mod:`fastgraph.graphs.witness`).
+  every edit (:mod:`fastgraph.graphs.witness`); of an index on a device a later use tells that.
 - A part of a sharded tensor is told by edits that were counted. No operation gives away its memory
   (there is no ``data_ptr``, ``numpy`` gives a copy), so that every edit is an operation on the
   sharded tensor, which all ranks count.
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fastgraph import settings
 from fastgraph.dist.ranks.own_device import HOST
+from fastgraph.dist.tensor.contents import IndexOnDevice, flat
 from fastgraph.graphs.witness import Witness, witness_of
 
 _LIMIT = 256
@@ -161,15 +162,9 @@ def fingerprint(tensor: Tensor) -> Witness | None:
     """That of the content of a replicated tensor; ``None`` if the settings want none."""
     if not settings.current().check_cache:
         return None
+    if tensor.device != HOST and not (tensor.is_floating_point() or tensor.is_complex()):
+        return IndexOnDevice(tensor)
     return witness_of([flat(tensor)], may_raise=False)
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """A tensor of one or two dimensions with all elements, as checksums are taken of these."""
-    tensor = tensor.detach()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor if 1 <= tensor.dim() <= 2 else tensor.reshape(-1)
 
 
 def _of_storage(tensor: Tensor) -> _OfStorage:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.own_device import HOST
+from fastgraph.dist.tensor.contents import flat
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import count_edit, fingerprint, flat, watch_edits
+from fastgraph.dist.tensor.memo import count_edit, fingerprint, watch_edits
 
 if TYPE_CHECKING:
     from fastgraph.dist.tensor.sharded import ShardedTensor

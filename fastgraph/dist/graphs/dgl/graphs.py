@@ -16,6 +16,7 @@ from fastgraph.dist.graphs.dgl.structure import ShardedStructure
 from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
 from fastgraph.dist.graphs.protocols import DglGraph, Frame
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.layout import Layout, know, known, layout_of, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, taken, whole
 
@@ -147,7 +148,7 @@ def features(graph: DglGraph) -> list[Tensor]:
 def joint_edges(graph: DglGraph, sizes: list[int]) -> Tensor:
     """The edges of all relations between nodes of all kinds, numbered one kind after the other."""
     starts = [sum(sizes[:ntype]) for ntype in range(len(sizes))]
-    found = [torch.empty(2, 0, dtype=torch.int64)]
+    found = [torch.empty(2, 0, dtype=torch.int64, device=HOST)]
     for etype in range(len(graph.canonical_etypes)):
         source, destination = map(int, graph._graph.metagraph.find_edge(etype))
         src, dst, _ = graph._graph.edges(etype, "eid")

@@ -17,6 +17,7 @@ from fastgraph.dgl.edge_gat_conv import from_edges
 from fastgraph.dgl.normalisation import edge_weights, with_itself
 from fastgraph.dgl.relations import Pairs, find_pairs, projected
 from fastgraph.dgl.structure import Structure
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.memo import made
@@ -224,7 +225,9 @@ class ShardedPairs(Pairs):
         relation = aligned(etype, rows, 0).long()
         keys, pair = torch.unique(relation * num_src + src, return_inverse=True)
         # A rank has no more pairs than there are edges.
-        laid = Layout(torch.arange(len(keys)) + WORLD.rank * rows.n, WORLD.size * rows.n)
+        laid = Layout(
+            torch.arange(len(keys), device=HOST) + WORLD.rank * rows.n, WORLD.size * rows.n
+        )
         number = laid.position_on(pair.device)[pair]
         self._source = ShardedTensor(keys % num_src, laid, 0)
         self._sizes = torch.bincount(keys // num_src, minlength=num_rels).tolist()

@@ -22,6 +22,7 @@ from torch.autograd import Function
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.transport import Group
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import applied
@@ -75,9 +76,9 @@ def counts(rows: Layout, group: Group) -> list[int]:
 
 def places(positions: Tensor, rows: Layout, group: Group) -> Tensor:
     """int64: where the rows at global positions are among those of the ranks of a group."""
-    starts = torch.zeros(WORLD.size, dtype=torch.int64)
-    of_ranks = torch.tensor(counts(rows, group))
-    starts[torch.tensor(group.ranks)] = of_ranks.cumsum(0) - of_ranks
+    starts = torch.zeros(WORLD.size, dtype=torch.int64, device=HOST)
+    of_ranks = torch.tensor(counts(rows, group), device=HOST)
+    starts[torch.tensor(group.ranks, device=HOST)] = of_ranks.cumsum(0) - of_ranks
     held = rows.held(positions)
     return starts[held.owner] + held.row
 

@@ -32,6 +32,7 @@ from fastgraph.dist.operators.rank_graph import (
 )
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import holder
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import cached, made
@@ -88,7 +89,7 @@ class Block(RankGraph):
         self._loops = None
         self._given = ends.rows or Layout(ends.key, ends.bound)
         if self_loops:
-            nodes = torch.arange(self_loops)
+            nodes = torch.arange(self_loops, device=HOST)
             ends_of = sources.held(nodes).owner, destinations.held(nodes).owner
             own = holder(*ends_of, groups.mesh) == WORLD.rank
             self._loops = _Loops.of(ends.pair, nodes[own])

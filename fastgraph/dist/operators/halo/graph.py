@@ -23,6 +23,7 @@ from fastgraph.dist.operators.rank_graph import (
     placed_edges,
 )
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.collectives import with_halo
 from fastgraph.dist.tensor.exchange import Plan
 from fastgraph.dist.tensor.layout import Layout
@@ -174,7 +175,9 @@ class EdgeFractions:
 
     def __init__(self, csr: Csr, num_local: int) -> None:
         far = csr.col >= num_local
-        counts = torch.tensor([far.numel(), int(far.sum()), int(_of_boundary(csr, far).sum())])
+        counts = torch.tensor(
+            [far.numel(), int(far.sum()), int(_of_boundary(csr, far).sum())], device=HOST
+        )
         edges, of_halo, of_boundary = transport.all_reduce(counts).tolist()
         self.interior = 1 - of_boundary / max(edges, 1)
         self.local = 1 - of_halo / max(edges, 1)

@@ -20,6 +20,7 @@ from torch.autograd import Function
 
 from fastgraph.dist.operators.heads.cost import head_ranges, sends_in_turns
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import applied, records_gradient
 from fastgraph.dist.tensor.layout import Layout
@@ -38,7 +39,7 @@ def layout_of_heads(num_heads: int) -> Layout:
 
     def make() -> Layout:
         of_ranks = head_ranges(num_heads, WORLD.size)
-        mine = torch.tensor(of_ranks[WORLD.rank], dtype=torch.int64)
+        mine = torch.tensor(of_ranks[WORLD.rank], dtype=torch.int64, device=HOST)
         return Layout(mine, num_heads, [len(heads) for heads in of_ranks])
 
     return _layouts.get((num_heads, WORLD.size, WORLD.rank), make)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fastgraph.dist.operators.rank_graph import local_edges
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.layout import Layout, layout_of
 from fastgraph.dist.tensor.memo import Recent, cached, on_host
 from fastgraph.graphs.edges import Edges, named
@@ -50,7 +51,9 @@ class WholeGraph:
         self._loops, self._is_kept = self_loops, None
         if self_loops:
             self._is_kept = pair[0] != pair[1]
-            pair = torch.cat([pair[:, self._is_kept], torch.arange(self_loops).expand(2, -1)], 1)
+            pair = torch.cat(
+                [pair[:, self._is_kept], torch.arange(self_loops, device=HOST).expand(2, -1)], 1
+            )
         index = torch.stack([sources.order[pair[0]], destinations.order[pair[1]]]).int()
         self._graph = Graph(index.to(device), sources.n, destinations.n)
         self._derived = Recent()
@@ -66,7 +69,7 @@ class WholeGraph:
         if self._is_kept is None:
             return position
         kept = inverse(position[self._is_kept].argsort())
-        return torch.cat([kept, torch.arange(len(kept), len(kept) + self._loops)])
+        return torch.cat([kept, torch.arange(len(kept), len(kept) + self._loops, device=HOST)])
 
     def edges_of(self, *, numbered: bool) -> Edges:
         """The graph as operators take it.
@@ -126,7 +129,7 @@ def whole_graph(
 
 
 def _check_inside(pair: Tensor, num_sources: int, num_destinations: int) -> None:
-    sizes = torch.tensor([[num_sources], [num_destinations]])
+    sizes = torch.tensor([[num_sources], [num_destinations]], device=HOST)
     if bool(((pair < 0) | (pair >= sizes)).any()):
         raise IndexError(
             f"edge_index points outside the nodes, of which there are {num_sources} sources and "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.digests import DIGESTS
@@ -69,7 +70,7 @@ def _as_entry(entry: Index) -> Entry:
     if isinstance(entry, CopiedView):
         entry = entry.as_subclass(Tensor)
     if isinstance(entry, (list, range)) or type(entry).__name__ == "ndarray":
-        entry = torch.as_tensor(list(entry) if isinstance(entry, range) else entry)
+        entry = torch.as_tensor(list(entry) if isinstance(entry, range) else entry, device=HOST)
     if isinstance(entry, bool) or (isinstance(entry, Tensor) and entry.dtype == torch.uint8):
         raise NoRuleError
     if isinstance(entry, Tensor):
@@ -129,11 +130,13 @@ def _chosen(x: ShardedTensor, entry: Entry) -> _Choice:
         start, stop, step = entry.indices(rows.n)
         if step < 0:
             raise NoRuleError
-        DIGESTS.compare(torch.tensor([start, stop, step]), "a slice")
+        DIGESTS.compare(torch.tensor([start, stop, step], device=HOST), "a slice")
 
         def make_slice() -> _Choice:
             found = rows.span(start, stop, step)
-            return _Choice(rows.held(torch.arange(start, stop, step)[found.key]).row, found)
+            return _Choice(
+                rows.held(torch.arange(start, stop, step, device=HOST)[found.key]).row, found
+            )
 
         sliced: _Choice = rows.derived.get(("slice", start, stop, step), make_slice)
         return sliced

@@ -210,7 +210,7 @@ def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     found, place = column[mine].unique(return_inverse=True)
     index = torch.stack([rows.held(row[mine]).row, place])
     values, size = entries.values()[on(mine, device)], (rows.mine, len(found))
-    own = torch.sparse_coo_tensor(index.to(device), values, size)
+    own = torch.sparse_coo_tensor(index.to(device), values, size, device=device)
     return own.coalesce().to_sparse_csr(), found
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, leaves
@@ -64,7 +65,7 @@ def _uniform(shape: Sequence[int], at: Positions, device: torch.device, stream: 
     Each depends on a common seed and where the element is in the whole tensor, not on who holds it.
     The seed is drawn on the host, which a device need not be waited for.
     """
-    seed = int(torch.randint(2**62, ()))
+    seed = int(torch.randint(2**62, (), device=HOST))
     element = torch.zeros((), dtype=torch.int64, device=device)
     for dim, size in enumerate(shape):
         along = on(at[dim], device) if dim in at else torch.arange(size, device=device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient, sum_of_ranks
 from fastgraph.dist.tensor.rules.pointwise import pointwise
@@ -147,7 +148,7 @@ def _with_position(
     best = _extremum_of_all(x, name_of(func))
     position = torch.where(x.local == best, x.rows.position_on(best.device), x.rows.n)
     first = ShardedTensor(position, x.rows, 0).amin()
-    found: tuple[Tensor, ...] = func(torch.empty(1, dtype=x.dtype), dim, keepdim)
+    found: tuple[Tensor, ...] = func(torch.empty(1, dtype=x.dtype, device=HOST), dim, keepdim)
     shapes = [value.shape for value in found]
     return type(found)([best.view(shapes[0]), first.view(shapes[1])])
 

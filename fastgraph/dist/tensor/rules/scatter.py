@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import gather, halo_sum, returned, sum_of_ranks
 from fastgraph.dist.tensor.exchange import Plan, plan
@@ -243,7 +244,7 @@ def _product_on_all(call: _Call) -> Tensor:
     index, n = call.index.local, call.x.shape[call.dim]
     index = torch.where(index < 0, index + n, index)
     own = _products(call.source.movedim(call.dim, 0), index, n)
-    of_ranks = Layout(torch.tensor([WORLD.rank]), WORLD.size, [1] * WORLD.size)
+    of_ranks = Layout(torch.tensor([WORLD.rank], device=HOST), WORLD.size, [1] * WORLD.size)
     return call.x.clone() * gather(own[None], of_ranks, 0).prod(0).movedim(0, call.dim)
 
 

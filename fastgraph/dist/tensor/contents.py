@@ -1,0 +1,94 @@
+"""The content of tensors in a few bits, by which it is told whether it is what it was."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.ranks.own_device import Later
+from fastgraph.graphs.witness import StaleGraphError
+
+_ELEMENTS_AT_ONCE = 2**22
+"""Of which the digest makes numbers of 8 bytes at a time."""
+
+_GOLDEN = -7046029254386353131
+"""The odd number next to 2^64 by the golden ratio, which spreads positions over all bits."""
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of an element."""
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A tensor of one or two dimensions with all elements, as checksums are taken of these."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor if 1 <= tensor.dim() <= 2 else tensor.reshape(-1)
+
+
+def kind_of(x: Tensor) -> int:
+    """32 bits of its shape, dtype and layout."""
+    return zlib.crc32(repr((list(x.shape), x.dtype, x.layout)).encode())
+
+
+def digest_there(x: Tensor) -> Tensor:
+    """63 bits of a tensor, int64 of no dimension on its device; of a sparse one those of its kind.
+
+    A sum of its elements' bits, each times an odd number by its position, modulo 2^64: no order of
+    summation changes it.
+    """
+    total = x.new_full((), kind_of(x), dtype=torch.int64)
+    if x.layout != torch.strided or not x.numel():
+        return total
+    whole = flat(x).contiguous().view(-1)
+    words = whole.view(_WORDS[whole.element_size()])
+    for start in range(0, len(words), _ELEMENTS_AT_ONCE):
+        part = words[start : start + _ELEMENTS_AT_ONCE].long()
+        places = torch.arange(start, start + len(part), device=x.device)
+        total += (part * (places.mul_(_GOLDEN) | 1)).sum()
+    return total.bitwise_and_(2**63 - 1)
+
+
+class IndexOnDevice:
+    """A fingerprint of an index or mask on a device, for which the host does not wait.
+
+    The device compares, and the host says yes. Where that was wrong, a later question raises, as
+    soon as the device has told: torch counts all edits of an index but those through ``.data`` and
+    by other libraries.
+
+    Args:
+        tensor: of integers or booleans.
+    """
+
+    nbytes = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._expected = digest_there(tensor)
+        self._changed: Later | None = None
+        self._is_stale = False
+
+    def confirms(self, tensors: Sequence[Tensor]) -> bool:
+        """Always, for now; not any more when it has raised.
+
+        Raises:
+            StaleGraphError: not so, as is known by now.
+        """
+        if self._is_stale:
+            return False
+        if self._changed is not None and self._changed.is_there():
+            if bool(self._changed.read()):
+                self._is_stale = True
+                raise StaleGraphError(
+                    "a replicated index or mask on a device was changed where torch does not "
+                    "count it (through .data, by another library, ...) after rows were selected "
+                    "by it; what was selected since then is by its values before. Edit it by an "
+                    "operation of torch, or make another one"
+                )
+            self._changed = None
+        if self._changed is None:
+            (tensor,) = tensors
+            self._changed = Later(digest_there(tensor) != self._expected)
+        return True

@@ -1,0 +1,119 @@
+"""Ranks whose device waits for a collective say so, and what the others asked for last."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from unittest import mock
+
+import torch
+
+from fastgraph.dist.ranks import board, ending, transport, watchdog
+from fastgraph.dist.ranks.board import BOARD
+from fastgraph.dist.ranks.watchdog import WATCHDOG
+from fastgraph.dist.ranks.world import WORLD
+from tests import forks, late_collectives, standin
+
+ALONE = 1
+"""The rank that comes late to a collective: when the other one has said that it waits."""
+
+_TOLD = "told of it"
+
+
+class Heard(io.StringIO):
+    """Tells the other rank that something was written."""
+
+    def write(self, text: str) -> int:
+        tell()
+        return super().write(text)
+
+
+def tell() -> None:
+    board._store().set(_TOLD, "")
+
+
+def waits_for_the_other() -> None:
+    while not board._store().check([_TOLD]):
+        time.sleep(0.01)
+
+
+def on_device() -> torch.Tensor:
+    watchdog._SECONDS_BETWEEN_LOOKS = watchdog._SECONDS_OF_SILENCE = 0.05
+    late_collectives.install()
+    WATCHDOG.begin()
+    x = torch.ones(3).to(standin.DEVICE)
+    transport.all_reduce(x)
+    torch.get_device_module(standin.DEVICE).current_stream().synchronize()
+    return x
+
+
+def _told_of_a_late_rank() -> str:
+    x, said = on_device(), Heard()
+    if WORLD.rank == ALONE:
+        waits_for_the_other()
+    else:
+        while "all_reduce" not in BOARD.beats()[ALONE]:
+            time.sleep(0.01)
+        sys.stderr = said
+    transport.all_to_all(x[:2], [1, 1], [1, 1])
+    sys.stderr = sys.__stderr__
+    return said.getvalue()
+
+
+def test_people_are_told_for_what_a_device_waits_and_what_others_asked_for_last() -> None:
+    said, of_late = forks.on_ranks(_told_of_a_late_rank, 2)
+    first = said.splitlines()[0]
+    assert first.startswith("fastgraph.dist: the device of rank 0 of 2 has waited ")
+    assert " for all_to_all of [] torch.float32 (collective " in first
+    ours, others = first.split("; ")[:2]
+    assert "test_watchdog.py:" in ours
+    assert others.startswith("rank 1 has last asked its device to wait for all_reduce of [3] ")
+    assert not of_late
+
+
+def _error_of_a_failed_rank() -> str:
+    x, errors = on_device(), []
+
+    def end_by(error: Exception) -> None:
+        errors.append(f"{type(error).__name__}: {error}")
+        tell()
+
+    if WORLD.rank == ALONE:
+        BOARD.fail(ValueError("alone"))
+        waits_for_the_other()
+    with mock.patch.object(ending, "end_by", end_by):
+        transport.all_reduce(x)
+    return "\n".join(errors)
+
+
+def test_a_rank_whose_device_waits_for_one_that_failed_ends_by_that() -> None:
+    error, _ = forks.on_ranks(_error_of_a_failed_rank, 2)
+    assert error.startswith(
+        "CollectiveError: rank 0 of 2 waits for all_reduce of [3] torch.float32 at "
+    )
+    assert error.endswith("but rank 1 has failed: ValueError: alone")
+
+
+def _watched() -> list[int]:
+    """The collectives that are watched, after each of some that have ended."""
+    x, found = on_device(), []
+    for _ in range(50):
+        transport.all_reduce(x)
+        found.append(len(WATCHDOG._waiting))
+    return found
+
+
+def test_what_a_device_has_gone_beyond_is_forgotten() -> None:
+    for of_rank in forks.on_ranks(_watched, 2):
+        assert max(of_rank) <= standin.LAG + 1
+
+
+def test_hosts_that_wait_by_themselves_are_not_watched() -> None:
+    for started in forks.on_ranks(_is_watched, 2):
+        assert not started
+
+
+def _is_watched() -> bool:
+    WATCHDOG.begin()
+    return WATCHDOG._stop is not None
