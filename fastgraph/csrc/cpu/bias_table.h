@@ -63,7 +63,8 @@ class BiasTable {
 
   const A* of_head(int64_t head) const { return values_.get() + head * row_; }
 
-  // body(values), a function of a vector of types: a head's biases of them.
+  // body(values), where values.write(types, to) writes a head's biases of as many types as a vector
+  // has.
   template <typename Body>
   void visit(int64_t head, const Body& body) const {
     const A* const own = of_head(head);
@@ -89,7 +90,9 @@ class BiasTable {
       for (int i = 0; i < kVectors; ++i) part[i] = load<N>(own + i * N);
     }
 
-    FASTGRAPH_INLINE V operator()(I type) const {
+    template <typename Type>
+    FASTGRAPH_INLINE void write(const Type* types, A* to) const {
+      const I type = load_types<A, N>(types);
       V found[kVectors / 2];
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors / 2; ++i) {
@@ -103,18 +106,17 @@ class BiasTable {
           found[i] = is_upper ? found[2 * i + 1] : found[2 * i];
         }
       }
-      return found[0];
+      store<N>(to, found[0]);
     }
   };
 
   struct Loaded {
     const A* own;
 
-    FASTGRAPH_INLINE V operator()(I type) const {
-      V found;
+    template <typename Type>
+    FASTGRAPH_INLINE void write(const Type* types, A* to) const {
 #pragma GCC unroll 16
-      for (int i = 0; i < N; ++i) found[i] = own[type[i]];
-      return found;
+      for (int i = 0; i < N; ++i) to[i] = own[types[i]];
     }
   };
 

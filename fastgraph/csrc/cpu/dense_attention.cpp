@@ -337,7 +337,7 @@ struct Backward {
       of_weight = pass.bias.is_of_pairs() ? queries * keys : 0;
       weight = take(of_weight > 0 ? heads * of_weight : queries * keys);
       of_product = pass.grad_bias.is_wanted() ? queries * keys : 0;
-      product = take(of_product > 0 ? heads * of_product : queries * keys);
+      product = take((of_product > 0 ? heads * of_product : queries * keys) + kHeadsOfVector);
       query = take(queries * width);
       grad = take(queries * width);
       of_bias = take(pass.grad_bias.size());

@@ -98,9 +98,7 @@ class PairBias {
         std::fill_n(last + block.keys, wide - block.keys, Type{0});
         own = last;
       }
-      for (int64_t j = 0; j < wide; j += N) {
-        store<N>(score + j, at(load_types<A, N>(own + j)));
-      }
+      for (int64_t j = 0; j < wide; j += N) at.write(own + j, score + j);
     }
   }
 
@@ -149,6 +147,8 @@ class PairBiasGradient {
   void begin_group(A* memory) const { std::fill_n(memory, size(), A{0}); }
 
   // Of pairs whose scores have these gradients, in blocks of heads that are `step` values apart.
+  // They are read up to the end of a vector of as many pairs as of heads, which narrow ones pad no
+  // row to.
   void add(const PairBlock& block, const A* of_score, int64_t step, A* memory) const {
     if (!is_wanted()) return;
     if (sums_ > 0) {
