@@ -34,7 +34,7 @@ from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.dispatch import Computation, refuse, replace_method
 from fastgraph.routing.parts import Parts, report
 from fastgraph.routing.sizes import is_too_small_to_leave_out
-from fastgraph.routing.status import THREAD, RouteRefusedError, count_too_small
+from fastgraph.routing.status import THREAD, RouteRefusedError
 from fastgraph.settings import current
 from fastgraph.upstream import label_of
 
@@ -46,6 +46,7 @@ _FULL = Refusal("sets fill what they are padded to: leaving the rest out would t
 _MOST_FILLED = 0.75
 
 _SHAPES_STAY = "disable_dynamic_shapes"
+_ARGUMENTS = ("x", "y", "x_mask", "y_mask")
 
 
 def install(patches: Patches) -> None:
@@ -55,7 +56,7 @@ def install(patches: Patches) -> None:
     )
     replace_method(patches, GraphMultisetTransformer, "forward", plan_multisets, decided=False)
     is_upstreams = MultiheadAttentionBlock.forward is _UPSTREAM
-    replace_method(patches, MultiheadAttentionBlock, "forward", plan_block)
+    replace_method(patches, MultiheadAttentionBlock, "forward", plan_block, is_small=_is_small)
     if is_upstreams:  # then so does what is in its place now
         _BLOCK.renew()
 
@@ -124,8 +125,8 @@ def plan_block(
 ) -> Computation | Refusal | None:
     """The same of a block on padded sets: attention, of which only what is masked is left out.
 
-    ``None`` where there is no mask of keys, besides: then nothing is padded. And where there are
-    few elements, or hardly any padding.
+    ``None`` where there is no mask of keys, besides: then nothing is padded. And where there is
+    hardly any padding.
     """
     if y_mask is None or is_defined_by(x) or torch.compiler.is_compiling():
         return None
@@ -147,13 +148,20 @@ def plan_block(
     if refusal is not None:
         return refusal
     is_own = x is y and x_mask is y_mask
-    if is_too_small_to_leave_out(y_mask.numel(), is_own=is_own):
-        count_too_small(label_of(type(module)))
-        return None
     if not is_own and current().min_edges is None and y_mask.float().mean() > _MOST_FILLED:
         refuse(module, _FULL, has_route=False)
         return None
     return lambda: _padded_block(module, x, y, x_mask, y_mask)
+
+
+def _is_small(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if the sets of a call of a block are too few to gain; asked first of all."""
+    x, y, x_mask, y_mask = (
+        args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(_ARGUMENTS)
+    )
+    if type(y_mask) is not Tensor or not y_mask.is_cpu:
+        return False
+    return is_too_small_to_leave_out(y_mask.numel(), is_own=x is y and x_mask is y_mask)
 
 
 def _padded_block(
