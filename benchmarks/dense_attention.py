@@ -3,10 +3,11 @@
     PYTHONPATH=. .venv/bin/python benchmarks/dense_attention.py
 
 First PyG's ``GPSConv``: the attention alone, which upstream pads by ``to_dense_batch``, and the
-whole layer with a ``GINConv``, by its route. Then ``ops.dense_attention`` beside
-``scaled_dot_product_attention`` on graphs of one size, which need no padding, without and with a
-learned bias by types of pairs. Sizes of molecules
-are drawn with the mean and the spread of those of ZINC, those of a long tail from a log-normal
+whole layer with a ``GINConv``, by its route. Likewise the aggregations that are Set Transformers,
+and their block of attention on padded sets. Then ``ops.dense_attention`` with a learned bias by
+types of pairs, or of each pair, beside itself without; and, on graphs of one size, which need no
+padding, beside ``scaled_dot_product_attention`` without a bias and with one. Sizes of molecules are
+drawn with the mean and the spread of those of ZINC, those of a long tail from a log-normal
 distribution. Times are by the processor's clock on one thread, lower quartiles of all in turns.
 Results go to ``benchmarks/results/<date>-dense-attention.json`` and ``.md``.
 """
@@ -29,7 +30,17 @@ from measure.output import RESULTS, machine_table, publish
 TYPES = 20
 """Of pairs, as distances in a molecule are."""
 
-KINDS = ("attention", "GPSConv", "operator", "learned table", "table beside none")
+KINDS = (
+    "attention",
+    "GPSConv",
+    "SetTransformer",
+    "GraphMultisetTransformer",
+    "SetAttentionBlock",
+    "operator",
+    "learned table",
+    "table beside none",
+    "pairs beside none",
+)
 """The comparisons."""
 
 BATCHES = (
@@ -129,18 +140,43 @@ def _comparisons(batch: str, channels: int, heads: int, dropout: float) -> Any:
     def whole() -> Any:
         return layer(x, edges, index)
 
-    for training in (True,) if dropout else (True, False):
+    trainings = (True,) if dropout else (True, False)
+    for training in trainings:
         layer.train(training)
         yield "attention", training, [(padded, nullcontext), (unpadded, nullcontext)]
         if not dropout:
             yield "GPSConv", training, [(whole, nullcontext), (whole, fastgraph.enabled)]
+    for name, sets in _set_transformers(channels, heads, dropout).items():
+        of_sets = _of_sets(name, sets, x, index)
+        for training in trainings:
+            sets.train(training)
+            yield name, training, [(of_sets, nullcontext), (of_sets, fastgraph.enabled)]
+    of_heads = (nodes, heads, channels // heads)
+    inputs = [torch.randn(of_heads, requires_grad=True) for _ in range(3)]
+    ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+    pairs = int(sizes.square().sum())
+    types = torch.randint(0, TYPES, (pairs,)).to(torch.uint8)
+    table = torch.randn(TYPES, heads, requires_grad=True)
+    biases: dict[str, dict[str, Any]] = {
+        "none": {},
+        "table beside none": {"bias": table, "pair_type": types},
+        "pairs beside none": {"bias": torch.randn(pairs, heads, requires_grad=True)},
+    }
+
+    def with_bias(given: dict[str, Any]) -> Way:
+        options = {"dropout": dropout, **given}
+        return lambda: ops.dense_attention(*inputs, ptr, **options)[0]
+
+    ways = {name: (with_bias(given), nullcontext) for name, given in biases.items()}
+    for training in trainings:
+        for name in list(ways)[1:]:
+            yield name, training, [ways["none"], ways[name]]
     if int(sizes.min()) < int(sizes.max()):
         return
     shape = (3, len(sizes), heads, int(sizes[0]), channels // heads)
     stacked = torch.randn(shape, requires_grad=True)
     by_rows = stacked.detach().permute(0, 1, 3, 2, 4).reshape(3, nodes, heads, -1).contiguous()
     by_rows.requires_grad_()
-    ptr = torch.arange(len(sizes) + 1) * sizes[0]
 
     def by_torch() -> Any:
         return F.scaled_dot_product_attention(*stacked.unbind(), dropout_p=dropout)
@@ -148,9 +184,7 @@ def _comparisons(batch: str, channels: int, heads: int, dropout: float) -> Any:
     def by_operator() -> Any:
         return ops.dense_attention(*by_rows.unbind(), ptr, dropout=dropout)[0]
 
-    types = torch.randint(0, TYPES, (len(sizes) * int(sizes[0]) ** 2,)).to(torch.uint8)
     of_pairs = types.long().view(len(sizes), int(sizes[0]), -1)
-    table = torch.randn(TYPES, heads, requires_grad=True)
 
     def biased_by_torch() -> Any:
         mask = table[of_pairs].permute(0, 3, 1, 2)
@@ -160,11 +194,35 @@ def _comparisons(batch: str, channels: int, heads: int, dropout: float) -> Any:
         options: dict[str, Any] = {"bias": table, "pair_type": types, "dropout": dropout}
         return ops.dense_attention(*by_rows.unbind(), ptr, **options)[0]
 
-    for training in (True,) if dropout else (True, False):
+    for training in trainings:
         yield "operator", training, [(by_torch, nullcontext), (by_operator, nullcontext)]
         biased = [(biased_by_torch, nullcontext), (biased_by_operator, nullcontext)]
         yield "learned table", training, biased
-        yield "table beside none", training, [(by_operator, nullcontext), biased[1]]
+
+
+def _set_transformers(channels: int, heads: int, dropout: float) -> dict[str, Any]:
+    from torch_geometric.nn import GraphMultisetTransformer, SetTransformerAggregation
+    from torch_geometric.nn.aggr.utils import SetAttentionBlock
+
+    options: dict[str, Any] = {"heads": heads, "dropout": dropout}
+    return {
+        "SetTransformer": SetTransformerAggregation(channels, **options),
+        "GraphMultisetTransformer": GraphMultisetTransformer(channels, 4, **options),
+        "SetAttentionBlock": SetAttentionBlock(channels, **options),
+    }
+
+
+def _of_sets(name: str, module: Any, x: Any, index: Any) -> Way:
+    """A call of an aggregation, or of a block on sets that have been padded before."""
+    import torch
+    from torch_geometric.utils import to_dense_batch
+
+    if name != "SetAttentionBlock":
+        own = torch.zeros(len(x), dtype=torch.long) if index is None else index
+        return lambda: module(x, own)
+    rows, mask = to_dense_batch(x.detach(), index)
+    rows.requires_grad_()
+    return lambda: module(rows, mask)
 
 
 def _milliseconds(
@@ -203,11 +261,14 @@ def _markdown(results: dict[str, Any]) -> str:
         "",
         "float32, lower quartiles of processor time in milliseconds on one thread of a machine",
         "that others used, too, in turns. `attention` is that of `GPSConv` with its projections,",
-        "beside PyG's padding and mask; `GPSConv` the whole layer, by its route where it takes it;",
+        "beside PyG's padding and mask; `GPSConv` the whole layer, by its route where it takes it,",
+        "`SetTransformer` and `GraphMultisetTransformer` are PyG's aggregations by theirs, and",
+        "`SetAttentionBlock` a block on padded sets;",
         "`operator` is `ops.dense_attention` beside `scaled_dot_product_attention` on graphs of",
         "one size, `learned table` the same with a bias by types of pairs, which torch takes as a",
-        "mask, and `table beside none` the operator with that beside itself without. The last",
-        "column says how many times as long upstream, or the operator without a bias, takes.",
+        "mask, and `table beside none` the operator with that beside itself without, as is `pairs",
+        "beside none` with a bias of each pair. The last column says how many times as long",
+        "upstream, or the operator without a bias, takes.",
         "",
         "| what | batch | channels | heads | dropout | pass | upstream | fastgraph | ratio |",
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",

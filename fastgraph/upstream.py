@@ -35,6 +35,10 @@ LAYERS = {
         RoutedLayer("TransformerConv", "transformer_conv", drops=True),
         RoutedLayer("GPSConv", "gps_conv", drops=True),
     ),
+    # Of which the aggregations with a route in the same file are made.
+    "torch_geometric.nn.aggr.utils": (
+        RoutedLayer("MultiheadAttentionBlock", "set_attention", drops=True),
+    ),
     "dgl.nn.pytorch.conv": (
         RoutedLayer("GATConv", "gat_conv", drops=True),
         RoutedLayer("GATv2Conv", "gatv2_conv", drops=True),

@@ -1,4 +1,4 @@
-"""``torch.nn.MultiheadAttention`` on the nodes of graphs in a row, without padding."""
+"""``torch.nn.MultiheadAttention`` on the nodes of graphs, or other sets, in a row, not padded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def self_attention(
 
     Args:
         module: one that :func:`module_refusal` has nothing against.
-        x: ``[nodes, channels]``.
+        x: ``[nodes, channels]``, which may be edited before the backward pass.
         ptr: int64 ``[graphs + 1]``, the offsets of graphs among the nodes.
         bias: added to the scores; see :func:`fastgraph.ops.dense_attention`.
         pair_type: of pairs, likewise.
@@ -79,14 +79,48 @@ def self_attention(
     """
     if torch.is_grad_enabled() and module.in_proj_weight.requires_grad:
         x = x.clone()  # a padded copy is torch's: the caller may edit x before the backward pass
-    projected = linear(x, module.in_proj_weight, parameter_of(module, "in_proj_bias"))
-    by_head = projected.view(len(x), 3, module.num_heads, module.head_dim)
-    rate = module.dropout if module.training else 0.0
-    query, key, value = by_head.unbind(1)
+    return attention(module, x, x, ptr, bias=bias, pair_type=pair_type)
+
+
+def attention(
+    module: Any,
+    x: Tensor,
+    y: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    pair_type: Tensor | None = None,
+) -> Tensor:
+    """The rows of ``module(h, g, g)`` for each row of x, where h and g are those of its set.
+
+    Args:
+        module: one that :func:`module_refusal` has nothing against.
+        x: ``[rows, channels]``, the queries; not to be edited before the backward pass.
+        y: ``[other rows, channels]``, of which keys and values are made; x itself for attention of
+            the rows of a set among each other. A row without any gets 0 for what it attends to.
+        ptr: int64 ``[sets + 1]``, the offsets of sets among the rows of x.
+        key_ptr: the same among those of y, if it is not x.
+        bias: added to the scores; see :func:`fastgraph.ops.dense_attention`.
+        pair_type: of pairs, likewise.
+
+    Returns:
+        ``[rows, channels]``.
+    """
+    weight, own_bias = module.in_proj_weight, parameter_of(module, "in_proj_bias")
+    shape = (module.num_heads, module.head_dim)
+    if x is y:
+        query, key, value = linear(x, weight, own_bias).view(len(x), 3, *shape).unbind(1)
+    else:
+        sizes = (module.embed_dim, 2 * module.embed_dim)
+        weights = weight.split(sizes)
+        biases = (None, None) if own_bias is None else own_bias.split(sizes)
+        query = linear(x, weights[0], biases[0]).view(len(x), *shape)
+        key, value = linear(y, weights[1], biases[1]).view(len(y), 2, *shape).unbind(1)
     if bias is not None:
         bias = bias.to(query.dtype)  # that of products under autocast
-    out, _ = ops.dense_attention(
-        query, key, value, ptr, bias=bias, pair_type=pair_type, dropout=rate
-    )
+    rate = module.dropout if module.training else 0.0
+    options: dict[str, Any] = {"bias": bias, "pair_type": pair_type, "dropout": rate}
+    out, _ = ops.dense_attention(query, key, value, ptr, key_ptr=key_ptr, **options)
     out_proj = module.out_proj
     return linear(out.view(x.shape), out_proj.weight, parameter_of(out_proj, "bias"))

@@ -30,7 +30,7 @@ def _route(replaced: str, module: str) -> Route:
 @hookimpl
 def fastgraph_routes() -> list[Route]:
     """The routes of PyG's layers."""
-    layers = LAYERS["torch_geometric.nn.conv"]
+    layers = LAYERS["torch_geometric.nn.conv"] + LAYERS["torch_geometric.nn.aggr.utils"]
     return [
         _route("propagate", "propagate"),
         _route("gcn_norm", "gcn_norm"),

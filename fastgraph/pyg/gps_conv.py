@@ -64,12 +64,16 @@ def plan(
     return lambda: layer_output(module, x, edge_index, batch, kwargs, attend)
 
 
-def graph_offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
+def graph_offsets(
+    x: Tensor, batch: Any, *, name: str = "batch", size: int | None = None
+) -> Tensor | Refusal:
     """The offsets of graphs among the nodes, or why a batch has none.
 
     Args:
         x: ``[nodes, channels]``.
         batch: the graph of each node, int64 ``[nodes]``, ascending; ``None`` for one graph.
+        name: of the batch, for the reason.
+        size: how many graphs there are; default: as many as the last node says.
 
     Returns:
         int64 ``[graphs + 1]``.
@@ -78,15 +82,20 @@ def graph_offsets(x: Tensor, batch: Any) -> Tensor | Refusal:
         return Refusal("no nodes")
     if batch is None:
         return torch.tensor([0, len(x)], device=x.device)
-    refusal = plain_tensor("batch", batch)
+    refusal = plain_tensor(name, batch)
     if refusal is not None:
         return refusal
     if batch.dtype != torch.int64 or batch.shape != x.shape[:1] or batch.device != x.device:
-        return Refusal("batch is no int64 for each node, on the device of the features")
+        return Refusal(f"{name} is no int64 for each node, on the device of the features")
     if batch[0] < 0 or (batch[1:] < batch[:-1]).any():
-        return Refusal("batch is not sorted")
+        return Refusal(f"{name} is not sorted")
+    least = int(batch[-1]) + 1
+    if size is None:
+        size = least
+    elif type(size) is not int or size < least:
+        return Refusal(f"{name} has more graphs than there are")
     # torch's function reads memory without its strides.
-    return torch._convert_indices_from_coo_to_csr(batch.contiguous(), int(batch[-1]) + 1)
+    return torch._convert_indices_from_coo_to_csr(batch.contiguous(), size)
 
 
 def layer_output(

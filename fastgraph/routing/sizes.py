@@ -324,6 +324,24 @@ def is_too_small_to_attend(num_nodes: int) -> bool:
     return num_nodes < _FEWEST_NODES_OF_ONE and current().min_edges is None
 
 
+_FEWEST_ELEMENTS, _FEWEST_OTHER_ELEMENTS = 400, 4096
+"""The elements of padded sets from which on attention without padding was no slower than upstream's
+among themselves, and of seeds or others to them, where a quarter of it is padding."""
+
+
+def is_too_small_to_leave_out(num_elements: int, *, is_own: bool) -> bool:
+    """True if attention to these elements without padding would take longer than with it.
+
+    Never where the setting ``min_edges`` says what is too small.
+
+    Args:
+        num_elements: of all sets, with padding.
+        is_own: whether it is that of elements among themselves.
+    """
+    least = _FEWEST_ELEMENTS if is_own else _FEWEST_OTHER_ELEMENTS
+    return num_elements < least and current().min_edges is None
+
+
 def of_many(*_: object) -> None:
     """Features with so many channels that their number does not matter."""
 

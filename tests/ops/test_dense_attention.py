@@ -403,6 +403,43 @@ def test_a_bias(batch: str, kind: str, heads: int, dropout: float, backend: str)
         torch.testing.assert_close(gradient, exact)
 
 
+@pytest.mark.parametrize("integer", ENTRY_TYPES)
+@pytest.mark.parametrize("types", [16, 30, 60, 120, 250])
+def test_tables_of_any_size(types: int, integer: torch.dtype, backend: str) -> None:
+    """Two, four and eight vectors hold them, in float64 as in float32, or none do."""
+    torch.manual_seed(0)
+    ptr = offsets([3, 130, 21])
+    pair_type = torch.randint(0, types, (int(ptr.diff().square().sum()),)).to(integer)
+    for dtype in (torch.float64, torch.float32):
+        inputs = [features(154, 5, 3, dtype) for _ in range(3)]
+        inputs.append(torch.randn(types, 5, dtype=dtype, requires_grad=True))
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        out, _ = ops.dense_attention(*inputs[:3], ptr, bias=inputs[3], pair_type=pair_type)
+        truth, _ = expected(*wide[:3], ptr, bias=wide[3][pair_type.long()])
+        torch.testing.assert_close(out, truth.to(dtype))
+        grad = torch.randn_like(out)
+        ours = torch.autograd.grad(out, inputs, grad)
+        for found, exact in zip(ours, torch.autograd.grad(truth, wide, grad.double()), strict=True):
+            torch.testing.assert_close(found, exact.to(dtype), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "few"])
+@pytest.mark.parametrize("heads", [2, 4, 7, 8, 13])
+def test_a_bias_of_any_number_of_heads(heads: int, kind: str, backend: str) -> None:
+    """Four heads are read and written as one vector, and up to eight are computed together."""
+    torch.manual_seed(0)
+    ptr = offsets([3, 131, 50])
+    inputs = [features(184, heads, 2) for _ in range(3)]
+    bias = Bias(kind, ptr.diff().square(), heads, torch.float64)
+    out, _ = ops.dense_attention(*inputs, ptr, **bias.given)
+    truth, _ = expected(*inputs, ptr, bias=bias.of_pairs)
+    torch.testing.assert_close(out, truth)
+    inputs.append(bias.values)
+    ours, theirs = (torch.autograd.grad(x.sin().sum(), inputs) for x in (out, truth))
+    for gradient, exact in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, exact)
+
+
 def test_a_bias_of_keys_of_other_nodes(backend: str) -> None:
     ptr, key_ptr = offsets([2, 3, 0, 65]), offsets([140, 0, 4, 3])
     inputs = [features(70, 2, 5), features(147, 2, 5), features(147, 2, 5)]

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "fastgraph/chunks.h"
@@ -111,7 +110,8 @@ FASTGRAPH_INLINE void transpose_square(Vector<A, N> (&square)[N]) {
       next[2 * i] = pairs_of<0, A, N>(square[i], square[i + N / 2], kEach);
       next[2 * i + 1] = pairs_of<N / 2, A, N>(square[i], square[i + N / 2], kEach);
     }
-    std::memcpy(square, next, sizeof(next));
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) square[i] = next[i];  // in registers, where a copy at once is not
   }
 }
 

@@ -20,8 +20,8 @@ namespace fastgraph {
 namespace {
 
 // The most queries and keys of a block of scores, which the cache of a core holds.
-constexpr int64_t kQueries = 64;
-constexpr int64_t kKeys = 128;
+constexpr int64_t kQueries = 48;
+constexpr int64_t kKeys = kMostKeysOfBlock;
 
 // A backward pass cuts the keys of a graph into so many parts at most, of at least so many. Each
 // part leaves a gradient of all queries, of which the sum is taken in their order.
@@ -95,7 +95,7 @@ void run_plan(const Plan& plan, int64_t work_of_pair, const Pass& pass) {
     const auto memory = scratch<A>(at.size);
     pass.begin_group(at, memory.get());
     for (int64_t i = plan.groups[group]; i < plan.groups[group + 1]; ++i) {
-      for (int64_t head = 0; head < pass.in.query.heads; ++head) {
+      for (int64_t head = 0; head < pass.in.query.heads; head += at.heads) {
         pass(plan, plan.units[i], head, at, memory.get());
       }
     }
@@ -141,6 +141,20 @@ class Kept {
   bool drops_;
 };
 
+// The products of queries and keys of the h-th of some heads, added to their biases.
+template <typename T, typename A>
+void score_pairs(const PairBias<T>& bias, const PairBlock& block, int64_t h, int64_t channels,
+                 Block<A> query, Block<A> key, Block<A> score) {
+  const LeftFactor<A> left{query.data, query.row, 1};
+  const Block<const A> right{key.data, key.row};
+  if (bias.given()) {
+    if (!bias.is_of_pairs()) bias.look_up(block, h, score.data);
+    multiply<true, A>(block.queries, block.wide, channels, left, right, score);
+  } else {
+    multiply<false, A>(block.queries, block.wide, channels, left, right, score);
+  }
+}
+
 template <typename T>
 struct Forward {
   using A = Accumulator<T>;
@@ -153,27 +167,31 @@ struct Forward {
   Kept<A> kept;
   Heads<T> out;
   SoftmaxStats<A> stats;
-  PairBias<T> bias{in.bias};
+  const PairBias<T>& bias;
 
-  // Working memory for units of a plan.
+  // Working memory for units of a plan, where blocks of scores and what is known of softmax are of
+  // several heads.
   struct Memory {
-    int64_t width, queries, keys;  // of a row and of a block, padded
+    int64_t heads, width, queries, keys;  // of a row and of a block, padded
     int64_t query, key, value, score, sum, largest, total, size;
+    int64_t of_score;  // blocks of scores of heads are so far apart: one may serve all of them
 
     Memory(const Plan& plan, const Forward& pass)
-        : width(padded<A>(pass.in.query.width)),
+        : heads(pass.bias.heads_together()),
+          width(padded<A>(pass.in.query.width)),
           queries(padded<A>(std::min(plan.most_queries, kQueries))),
           keys(padded<A>(std::min(plan.most_keys, kKeys))) {
       const int64_t channels = pass.in.query.width;
       int64_t end = 0;
       const auto take = [&](int64_t values) { return std::exchange(end, end + values); };
-      query = take(queries * width);
+      query = take(heads * queries * width);
       key = take(channels * keys);
       value = take(keys * width);
-      score = take(queries * keys);
-      sum = take(queries * width);
-      largest = take(queries);
-      total = take(queries);
+      of_score = pass.bias.is_of_pairs() ? queries * keys : 0;
+      score = take(of_score > 0 ? heads * of_score : queries * keys);
+      sum = take(heads * queries * width);
+      largest = take(heads * queries);
+      total = take(heads * queries);
       size = end;
     }
   };
@@ -211,43 +229,66 @@ struct Forward {
 
   void operator()(const Plan& plan, const Unit& unit, int64_t head, const Memory& at,
                   A* memory) const {
+    const int64_t heads = std::min(at.heads, in.query.heads - head);
     const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
     const int64_t count = unit.end - unit.begin;
     const int64_t key_begin = in.key_ptr[unit.graph], key_end = in.key_ptr[unit.graph + 1];
-    A *const query = memory + at.query, *const sum = memory + at.sum;
-    A *const largest = memory + at.largest, *const total = memory + at.total;
-    copy_rows<T>(in.query.at(unit.begin, head), row, count, channels, scale, {query, at.width});
-    std::fill_n(sum, count * at.width, A{0});
-    std::fill_n(largest, count, kLowest);
-    std::fill_n(total, count, A{0});
+    for (int64_t h = 0; h < heads; ++h) {
+      const Block<A> query{memory + at.query + h * at.queries * at.width, at.width};
+      copy_rows<T>(in.query.at(unit.begin, head + h), row, count, channels, scale, query);
+      std::fill_n(memory + at.sum + h * at.queries * at.width, count * at.width, A{0});
+      std::fill_n(memory + at.largest + h * at.queries, count, kLowest);
+      std::fill_n(memory + at.total + h * at.queries, count, A{0});
+    }
     for (int64_t first = key_begin; first < key_end; first += kKeys) {
       const int64_t keys = std::min(kKeys, key_end - first), wide = padded<A>(keys);
-      const Block<A> key{memory + at.key, wide}, value{memory + at.value, at.width};
-      const Block<A> score{memory + at.score, wide};
-      copy_transposed<T>(in.key.at(first, head), row, keys, channels, key);
-      copy_rows<T>(in.value.at(first, head), row, keys, channels, A{1}, value);
-      multiply<false, A>(count, wide, channels, {query, at.width, 1}, {key.data, wide}, score);
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t pair = plan.first_pair[unit.graph] + first - key_begin +
-                             (unit.begin + i - in.ptr[unit.graph]) * (key_end - key_begin);
-        A* const own = score.data + i * wide;
-        bias.add(pair, keys, head, own);
-        weigh(own, keys, pair, head, largest[i], total[i], sum + i * at.width, at.width);
-      }
-      multiply<true, A>(count, at.width, keys, {score.data, wide, 1}, {value.data, at.width},
-                        {sum, at.width});
+      const int64_t pair = plan.first_pair[unit.graph] + first - key_begin +
+                           (unit.begin - in.ptr[unit.graph]) * (key_end - key_begin);
+      const PairBlock block{pair, key_end - key_begin, count, keys, wide, head, heads};
+      if (bias.is_of_pairs()) bias.copy(block, memory + at.score, at.of_score);
+      for (int64_t h = 0; h < heads; ++h) attend(block, h, first, at, memory);
     }
+    for (int64_t h = 0; h < heads; ++h) {
+      write(unit, head + h, memory + at.sum + h * at.queries * at.width,
+            memory + at.largest + h * at.queries, memory + at.total + h * at.queries, at.width);
+    }
+  }
+
+  // What a block of keys from this one on adds to the output of a head, of several.
+  void attend(const PairBlock& block, int64_t h, int64_t first, const Memory& at, A* memory) const {
+    const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
+    const int64_t head = block.head + h, count = block.queries, keys = block.keys;
+    const Block<A> query{memory + at.query + h * at.queries * at.width, at.width};
+    const Block<A> sum{memory + at.sum + h * at.queries * at.width, at.width};
+    const Block<A> key{memory + at.key, block.wide}, value{memory + at.value, at.width};
+    const Block<A> score{memory + at.score + h * at.of_score, block.wide};
+    A* const largest = memory + at.largest + h * at.queries;
+    A* const total = memory + at.total + h * at.queries;
+    copy_transposed<T>(in.key.at(first, head), row, keys, channels, key);
+    copy_rows<T>(in.value.at(first, head), row, keys, channels, A{1}, value);
+    score_pairs(bias, block, h, channels, query, key, score);
     for (int64_t i = 0; i < count; ++i) {
+      weigh(score.data + i * score.row, keys, block.first + i * block.row, head, largest[i],
+            total[i], sum.data + i * sum.row, at.width);
+    }
+    multiply<true, A>(count, at.width, keys, {score.data, score.row, 1}, {value.data, value.row},
+                      sum);
+  }
+
+  void write(const Unit& unit, int64_t head, const A* sum, const A* largest, const A* total,
+             int64_t width) const {
+    const bool has_keys = in.key_ptr[unit.graph] < in.key_ptr[unit.graph + 1];
+    for (int64_t i = 0; i < unit.end - unit.begin; ++i) {
       // A bias may leave a query no key, as torch's scaled_dot_product_attention has it.
-      const bool is_empty = key_begin == key_end || (bias.given() && total[i] == 0);
+      const bool is_empty = !has_keys || (bias.given() && total[i] == 0);
       const A inverse = is_empty ? A{0} : 1 / total[i];
       A* const found = stats.at(unit.begin + i, head);
       found[0] = largest[i] == kLowest ? A{0} : largest[i];
       found[1] = inverse;
       T* const target = out.at(unit.begin + i, head);
-      for_each_part<N, 1>(0, channels, [&](auto chunk, int64_t c) {
+      for_each_part<N, 1>(0, in.query.width, [&](auto chunk, int64_t c) {
         constexpr int kLane = decltype(chunk)::kLanes;
-        store<kLane>(target + c, inverse * load<kLane>(sum + i * at.width + c));
+        store<kLane>(target + c, inverse * load<kLane>(sum + i * width + c));
       });
     }
   }
@@ -267,30 +308,38 @@ struct Backward {
   Heads<T> grad_query, grad_key, grad_value;
   const PairBiasGradient<T>& grad_bias;
   A* parts;  // gradients of queries, [rows of all parts, heads, padded width]
-  PairBias<T> bias{in.bias};
+  const PairBias<T>& bias;
 
+  // What there is of each of several heads is `of_head` values apart, scores and their gradients
+  // `of_weight` and `of_product`: one block may serve all of them.
   struct Memory {
-    int64_t width, queries, keys;
+    int64_t heads, width, queries, keys;
     int64_t query, grad, key_rows, key, value, weight, product, of_key, of_value, of_query, of_bias,
         size;
+    int64_t of_head, of_weight, of_product;
 
     Memory(const Plan& plan, const Backward& pass)
-        : width(padded<A>(pass.in.query.width)),
+        : heads(pass.bias.heads_together()),
+          width(padded<A>(pass.in.query.width)),
           queries(padded<A>(std::min(plan.most_queries, kQueries))),
           keys(padded<A>(std::min(plan.most_keys, kKeys))) {
       const int64_t channels = pass.in.query.width;
       int64_t end = 0;
       const auto take = [&](int64_t values) { return std::exchange(end, end + values); };
-      query = take(queries * width);
-      grad = take(queries * width);
       key_rows = take(keys * width);
       key = take(channels * keys);
       value = take(channels * keys);
-      weight = take(queries * keys);
-      product = take(queries * keys);
       of_key = take(keys * width);
       of_value = take(keys * width);
       of_query = take(plan.most_queries * width);
+      of_head = end;
+      end *= heads;
+      of_weight = pass.bias.is_of_pairs() ? queries * keys : 0;
+      weight = take(of_weight > 0 ? heads * of_weight : queries * keys);
+      of_product = pass.grad_bias.is_wanted() ? queries * keys : 0;
+      product = take((of_product > 0 ? heads * of_product : queries * keys) + kHeadsOfVector);
+      query = take(queries * width);
+      grad = take(queries * width);
       of_bias = take(pass.grad_bias.size());
       size = end;
     }
@@ -325,65 +374,102 @@ struct Backward {
   // The gradients of a unit's keys and values, and its part of that of the queries.
   void operator()(const Plan& plan, const Unit& unit, int64_t head, const Memory& at,
                   A* memory) const {
-    const int64_t heads = in.query.heads;
+    const int64_t heads = std::min(at.heads, in.query.heads - head);
     const int64_t begin = in.ptr[unit.graph], count = in.ptr[unit.graph + 1] - begin;
-    Block<A> of_query{memory + at.of_query, at.width};
-    if (unit.part >= 0) {
-      of_query = {parts + (unit.part * heads + head) * at.width, heads * at.width};
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      std::fill_n(of_query.data + i * of_query.row, at.width, A{0});
+    for (int64_t h = 0; h < heads; ++h) {
+      const Block<A> of_query = gradient_of_queries(unit, head, h, at, memory);
+      for (int64_t i = 0; i < count; ++i) {
+        std::fill_n(of_query.data + i * of_query.row, at.width, A{0});
+      }
     }
     for (int64_t first = unit.begin; first < unit.end; first += kKeys) {
       const int64_t keys = std::min(kKeys, unit.end - first);
-      gather_block(plan, unit, first, keys, head, at, memory, of_query);
-      for (int64_t j = 0; j < keys; ++j) {
-        write(memory + at.of_key + j * at.width, A{1}, grad_key.at(first + j, head));
-        write(memory + at.of_value + j * at.width, A{1}, grad_value.at(first + j, head));
+      for (int64_t h = 0; h < heads; ++h) {
+        prepare(first, keys, head + h, at, memory + h * at.of_head);
+      }
+      gather_block(plan, unit, first, keys, head, heads, at, memory);
+      for (int64_t h = 0; h < heads; ++h) {
+        const A* const own = memory + h * at.of_head;
+        for (int64_t j = 0; j < keys; ++j) {
+          write(own + at.of_key + j * at.width, A{1}, grad_key.at(first + j, head + h));
+          write(own + at.of_value + j * at.width, A{1}, grad_value.at(first + j, head + h));
+        }
       }
     }
     if (unit.part >= 0) return;
-    for (int64_t i = 0; i < count; ++i) {
-      write(of_query.data + i * of_query.row, scale, grad_query.at(begin + i, head));
+    for (int64_t h = 0; h < heads; ++h) {
+      const Block<A> of_query = gradient_of_queries(unit, head, h, at, memory);
+      for (int64_t i = 0; i < count; ++i) {
+        write(of_query.data + i * of_query.row, scale, grad_query.at(begin + i, head + h));
+      }
     }
   }
 
-  // The same of a block of keys, in working memory.
-  void gather_block(const Plan& plan, const Unit& unit, int64_t first, int64_t keys, int64_t head,
-                    const Memory& at, A* memory, Block<A> of_query) const {
+  // Where that of the h-th of several heads is added up.
+  Block<A> gradient_of_queries(const Unit& unit, int64_t head, int64_t h, const Memory& at,
+                               A* memory) const {
+    if (unit.part < 0) return {memory + h * at.of_head + at.of_query, at.width};
+    const int64_t heads = in.query.heads;
+    return {parts + (unit.part * heads + head + h) * at.width, heads * at.width};
+  }
+
+  // Brings a block of keys and values of a head to its working memory.
+  void prepare(int64_t first, int64_t keys, int64_t head, const Memory& at, A* memory) const {
     const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
+    const int64_t width = at.width, wide = padded<A>(keys);
+    copy_transposed<T>(in.key.at(first, head), row, keys, channels, {memory + at.key, wide});
+    copy_transposed<T>(in.value.at(first, head), row, keys, channels, {memory + at.value, wide});
+    copy_rows<T>(in.key.at(first, head), row, keys, channels, A{1}, {memory + at.key_rows, width});
+    std::fill_n(memory + at.of_key, keys * width, A{0});
+    std::fill_n(memory + at.of_value, keys * width, A{0});
+  }
+
+  // The same gradients of a block of keys, in working memory.
+  void gather_block(const Plan& plan, const Unit& unit, int64_t first, int64_t keys, int64_t head,
+                    int64_t heads, const Memory& at, A* memory) const {
     const int64_t begin = in.ptr[unit.graph], end = in.ptr[unit.graph + 1];
-    const int64_t key_begin = in.key_ptr[unit.graph], width = at.width;
-    const int64_t keys_of_graph = in.key_ptr[unit.graph + 1] - key_begin, wide = padded<A>(keys);
-    const Block<A> query{memory + at.query, width}, grad{memory + at.grad, width};
-    const Block<A> key{memory + at.key, wide}, value{memory + at.value, wide};
-    const Block<A> key_rows{memory + at.key_rows, width};
-    const Block<A> weight{memory + at.weight, wide}, product{memory + at.product, wide};
-    const Block<A> of_key{memory + at.of_key, width}, of_value{memory + at.of_value, width};
-    copy_transposed<T>(in.key.at(first, head), row, keys, channels, key);
-    copy_transposed<T>(in.value.at(first, head), row, keys, channels, value);
-    copy_rows<T>(in.key.at(first, head), row, keys, channels, A{1}, key_rows);
-    std::fill_n(of_key.data, keys * width, A{0});
-    std::fill_n(of_value.data, keys * width, A{0});
+    const int64_t key_begin = in.key_ptr[unit.graph];
+    const int64_t keys_of_graph = in.key_ptr[unit.graph + 1] - key_begin;
     for (int64_t i = begin; i < end; i += kQueries) {
       const int64_t count = std::min(kQueries, end - i);
-      copy_rows<T>(in.query.at(i, head), row, count, channels, scale, query);
-      copy_rows<T>(given.grad.at(i, head), row, count, channels, A{1}, grad);
-      multiply<false, A>(count, wide, channels, {query.data, width, 1}, {key.data, wide}, weight);
-      multiply<false, A>(count, wide, channels, {grad.data, width, 1}, {value.data, wide}, product);
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t pair =
-            plan.first_pair[unit.graph] + (i + r - begin) * keys_of_graph + first - key_begin;
-        A *const score = weight.data + r * wide, *const of_score = product.data + r * wide;
-        bias.add(pair, keys, head, score);
-        differentiate(score, of_score, wide, i + r, pair, head);
-        grad_bias.add(of_score, pair, keys, head, memory + at.of_bias);
+      const int64_t pair =
+          plan.first_pair[unit.graph] + (i - begin) * keys_of_graph + first - key_begin;
+      const PairBlock block{pair, keys_of_graph, count, keys, padded<A>(keys), head, heads};
+      if (bias.is_of_pairs()) bias.copy(block, memory + at.weight, at.of_weight);
+      for (int64_t h = 0; h < heads; ++h) {
+        const Block<A> of_query = gradient_of_queries(unit, head, h, at, memory);
+        gather_head(block, i, h, at, memory,
+                    {of_query.data + (i - begin) * of_query.row, of_query.row});
       }
-      multiply<true, A>(keys, width, count, {weight.data, 1, wide}, {grad.data, width}, of_value);
-      multiply<true, A>(keys, width, count, {product.data, 1, wide}, {query.data, width}, of_key);
-      multiply<true, A>(count, width, keys, {product.data, wide, 1}, {key_rows.data, width},
-                        {of_query.data + (i - begin) * of_query.row, of_query.row});
+      grad_bias.add(block, memory + at.product, at.of_product, memory + at.of_bias);
     }
+  }
+
+  // The same of a block of queries, from the i-th on, and the h-th of the heads.
+  void gather_head(const PairBlock& block, int64_t i, int64_t h, const Memory& at, A* memory,
+                   Block<A> of_query) const {
+    A* const own = memory + h * at.of_head;
+    const int64_t head = block.head + h;
+    const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
+    const int64_t count = block.queries, keys = block.keys, wide = block.wide, width = at.width;
+    const Block<A> query{memory + at.query, width}, grad{memory + at.grad, width};
+    const Block<A> key{own + at.key, wide}, value{own + at.value, wide};
+    const Block<A> key_rows{own + at.key_rows, width};
+    const Block<A> weight{memory + at.weight + h * at.of_weight, wide};
+    const Block<A> product{memory + at.product + h * at.of_product, wide};
+    const Block<A> of_key{own + at.of_key, width}, of_value{own + at.of_value, width};
+    copy_rows<T>(in.query.at(i, head), row, count, channels, scale, query);
+    copy_rows<T>(given.grad.at(i, head), row, count, channels, A{1}, grad);
+    score_pairs(bias, block, h, channels, query, key, weight);
+    multiply<false, A>(count, wide, channels, {grad.data, width, 1}, {value.data, wide}, product);
+    for (int64_t r = 0; r < count; ++r) {
+      differentiate(weight.data + r * wide, product.data + r * wide, wide, i + r,
+                    block.first + r * block.row, head);
+    }
+    multiply<true, A>(keys, width, count, {weight.data, 1, wide}, {grad.data, width}, of_value);
+    multiply<true, A>(keys, width, count, {product.data, 1, wide}, {query.data, width}, of_key);
+    multiply<true, A>(count, width, keys, {product.data, wide, 1}, {key_rows.data, width},
+                      of_query);
   }
 
   void write(const A* from, A factor, T* to) const {
@@ -406,8 +492,10 @@ void dense_attention(const DenseAttentionInputs<T>& in, double scale, Dropout dr
       plan.units.push_back({g, in.ptr[g] + i, in.ptr[g] + i + count, -1, count * keys});
     }
   };
-  const Forward<T> pass{in, static_cast<A>(scale), Kept<A>(dropout), out, stats};
-  run_plan<A>(plan_of(in, kLeastPairs, cut), 2 * in.query.heads * in.query.width, pass);
+  const Plan plan = plan_of(in, kLeastPairs, cut);
+  const PairBias<T> bias(in.bias, plan.pairs);
+  const Forward<T> pass{in, static_cast<A>(scale), Kept<A>(dropout), out, stats, bias};
+  run_plan<A>(plan, 2 * in.query.heads * in.query.width, pass);
 }
 
 template <typename T>
@@ -434,6 +522,7 @@ void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, D
   of_bias.expect_groups(plan.num_groups());
   const int64_t heads = in.query.heads, row = heads * padded<A>(in.query.width);
   const auto parts = scratch<A>(rows_of_parts * row);
+  const PairBias<T> bias(in.bias, plan.pairs);
   const Backward<T> pass{in,
                          static_cast<A>(scale),
                          Kept<A>(dropout),
@@ -443,7 +532,8 @@ void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, D
                          grad_key,
                          grad_value,
                          of_bias,
-                         parts.get()};
+                         parts.get(),
+                         bias};
   run_plan<A>(plan, 5 * heads * in.query.width, pass);
   of_bias.finish(plan.num_groups());
   for (const CutGraph& graph : cut) {
