@@ -143,8 +143,8 @@ class Kept {
 
 // The products of queries and keys of the h-th of some heads, added to their biases.
 template <typename T, typename A>
-void score_pairs(const PairBias<T>& bias, const PairBlock& block, int64_t h, int64_t channels,
-                 Block<A> query, Block<A> key, Block<A> score) {
+FASTGRAPH_INLINE void score_pairs(const PairBias<T>& bias, const PairBlock& block, int64_t h,
+                                  int64_t channels, Block<A> query, Block<A> key, Block<A> score) {
   const LeftFactor<A> left{query.data, query.row, 1};
   const Block<const A> right{key.data, key.row};
   if (bias.given()) {
@@ -155,6 +155,8 @@ void score_pairs(const PairBias<T>& bias, const PairBlock& block, int64_t h, int
   }
 }
 
+// Its parts are inlined by force: compilers do not since the products have several callers, which
+// costs a tenth of the time where graphs are small.
 template <typename T>
 struct Forward {
   using A = Accumulator<T>;
@@ -198,8 +200,8 @@ struct Forward {
 
   // Makes weights of a row of scores, relative to the largest so far, to which `sum` and `total`
   // are brought as well.
-  void weigh(A* score, int64_t keys, int64_t pair, int64_t head, A& largest, A& total, A* sum,
-             int64_t width) const {
+  FASTGRAPH_INLINE void weigh(A* score, int64_t keys, int64_t pair, int64_t head, A& largest,
+                              A& total, A* sum, int64_t width) const {
     const int64_t end = padded<A>(keys);
     const V last = load<N>(score + end - N);
     const V is_key = lane_numbers<A, N>();
@@ -255,7 +257,8 @@ struct Forward {
   }
 
   // What a block of keys from this one on adds to the output of a head, of several.
-  void attend(const PairBlock& block, int64_t h, int64_t first, const Memory& at, A* memory) const {
+  FASTGRAPH_INLINE void attend(const PairBlock& block, int64_t h, int64_t first, const Memory& at,
+                               A* memory) const {
     const int64_t row = in.query.heads * in.query.width, channels = in.query.width;
     const int64_t head = block.head + h, count = block.queries, keys = block.keys;
     const Block<A> query{memory + at.query + h * at.queries * at.width, at.width};
@@ -275,8 +278,8 @@ struct Forward {
                       sum);
   }
 
-  void write(const Unit& unit, int64_t head, const A* sum, const A* largest, const A* total,
-             int64_t width) const {
+  FASTGRAPH_INLINE void write(const Unit& unit, int64_t head, const A* sum, const A* largest,
+                              const A* total, int64_t width) const {
     const bool has_keys = in.key_ptr[unit.graph] < in.key_ptr[unit.graph + 1];
     for (int64_t i = 0; i < unit.end - unit.begin; ++i) {
       // A bias may leave a query no key, as torch's scaled_dot_product_attention has it.
