@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastgraph.nn.answer import Answer
+from fastgraph.nn.conditions import Conditions, conditions
 from fastgraph.nn.global_attention import GlobalAGNN, GlobalGAT, GlobalVA
 from fastgraph.nn.global_module import GlobalModule
 from fastgraph.nn.large_gt import LargeGT
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from fastgraph.pyg.biased_gps_conv import GPSConv
 
 __all__ = [
+    "Answer",
+    "Conditions",
     "GPSConv",
     "GlobalAGNN",
     "GlobalGAT",
@@ -21,6 +25,7 @@ __all__ = [
     "GlobalVA",
     "LargeGT",
     "LocalModule",
+    "conditions",
 ]
 
 
