@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastgraph.nn.answer import Answer
 from fastgraph.nn.conditions import Conditions, conditions
+from fastgraph.nn.dual_attention import DualInterleavedAttention, DualReport
+from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
 from fastgraph.nn.global_attention import GlobalAGNN, GlobalGAT, GlobalVA
 from fastgraph.nn.global_module import GlobalModule
 from fastgraph.nn.large_gt import LargeGT
 from fastgraph.nn.local_module import LocalModule
+from fastgraph.nn.probe import Probe
+from fastgraph.nn.schedule import Schedule, period_of_share
 
 if TYPE_CHECKING:
     from fastgraph.pyg.biased_gps_conv import GPSConv
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Conditions",
+    "DualInterleavedAttention",
+    "DualPattern",
+    "DualReport",
     "GPSConv",
     "GlobalAGNN",
     "GlobalGAT",
@@ -25,7 +32,11 @@ __all__ = [
     "GlobalVA",
     "LargeGT",
     "LocalModule",
+    "Probe",
+    "Schedule",
     "conditions",
+    "dual_pattern",
+    "period_of_share",
 ]
 
 
