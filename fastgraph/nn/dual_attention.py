@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastgraph import ops
@@ -68,6 +69,7 @@ class DualInterleavedAttention(nn.Module):
       by yes, and dense otherwise, undecided ones included. A ``schedule`` adds dense turns.
 
     Self-loops are part of every pattern. In a batch each graph has the numbers that it has alone.
+    Parameters have the names of ``torch.nn.MultiheadAttention``, whose ``state_dict`` it loads.
 
     Args:
         channels: of nodes, a multiple of ``heads``.
@@ -120,20 +122,22 @@ class DualInterleavedAttention(nn.Module):
         self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule
         self.layers, self.layer, self.path = layers, layer, path
         self.dropout, self.max_pairs = dropout, max_pairs
-        self.in_proj = nn.Linear(channels, 3 * channels, bias=bias)
+        # Named as torch's, so that a MultiheadAttention's state_dict can be loaded.
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * channels)) if bias else None
         self.out_proj = nn.Linear(channels, channels, bias=bias)
         self.type_bias = nn.Parameter(torch.zeros(TYPES, heads)) if type_bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as ``torch.nn.MultiheadAttention`` does."""
-        nn.init.xavier_uniform_(self.in_proj.weight)
+        nn.init.xavier_uniform_(self.in_proj_weight)
         self.out_proj.reset_parameters()
-        for projection in (self.in_proj, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
-        if self.type_bias is not None:
-            nn.init.zeros_(self.type_bias)
+        for zero in (self.in_proj_bias, self.out_proj.bias, self.type_bias):
+            if zero is not None:
+                nn.init.zeros_(zero)
+
+    _reset_parameters = reset_parameters  # by which PyG's GPSConv calls it
 
     def pattern(
         self,
@@ -252,7 +256,8 @@ class DualInterleavedAttention(nn.Module):
         return edges
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        by_head = self.in_proj(rows).view(len(rows), 3, self.heads, self.channels // self.heads)
+        projected = F.linear(rows, self.in_proj_weight, self.in_proj_bias)
+        by_head = projected.view(len(rows), 3, self.heads, self.channels // self.heads)
         query, key, value = by_head.unbind(1)
         return query, key, value
 

@@ -214,6 +214,26 @@ def test_turns_by_layer(training: bool) -> None:
         assert turns == expected
 
 
+def test_dense_turns_are_torchs_attention() -> None:
+    """With its ``state_dict``, and in a new layer its parameters."""
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(CHANNELS, HEADS, batch_first=True).double()
+    module, x = layer(), inputs(False)[0]
+    module.load_state_dict(theirs.state_dict())
+    out = module(x, EDGES[:, :0])
+    torch.testing.assert_close(out, theirs(x[None], x[None], x[None])[0][0])
+    torch.manual_seed(0)
+    assert not DualInterleavedAttention(CHANNELS, HEADS).double().in_proj_bias.any()
+    for bias in (True, False):
+        own = DualInterleavedAttention(CHANNELS, HEADS, bias=bias, type_bias=True)
+        before = [parameter.clone() for parameter in own.parameters()]
+        for parameter in own.parameters():
+            torch.nn.init.normal_(parameter)
+        own.reset_parameters()
+        for first, second in zip(before, own.parameters(), strict=True):
+            assert first.any() == second.any() and first.shape == second.shape
+
+
 def test_turns_by_step() -> None:
     schedule = Schedule("step", 3, evaluation="sparse")
     module, x = layer(schedule=schedule, layers=4, layer=2), inputs(False)[0]
