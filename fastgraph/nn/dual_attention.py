@@ -19,6 +19,9 @@ from fastgraph.nn.schedule import Schedule
 MAX_PAIRS = 1 << 32
 """Of a call: one graph of 65,536 nodes."""
 
+LONGEST = 250
+"""Distances with types of their own, which are bytes."""
+
 
 @dataclass(frozen=True)
 class DualReport:
@@ -84,7 +87,9 @@ class DualInterleavedAttention(nn.Module):
         bias: whether projections have one.
         type_bias: whether scores have a learned bias of each head by the type of the pair: a loop,
             an edge, a token, the path, or none of these. In dense turns it takes a byte for each
-            pair.
+            pair, which is kept beside the pattern of small graphs.
+        hops: with ``type_bias``, up to which distance along edges, 1 to 250, pairs have biases of
+            their own in dense turns: Graphormer's spatial encoding (Ying et al., NeurIPS 2021).
         max_pairs: beyond which a dense turn is refused.
 
     Raises:
@@ -104,6 +109,7 @@ class DualInterleavedAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         type_bias: bool = False,
+        hops: int = 1,
         max_pairs: int = MAX_PAIRS,
     ) -> None:
         super().__init__()
@@ -115,18 +121,22 @@ class DualInterleavedAttention(nn.Module):
             raise ValueError(f"layers: expected at least 1, got {layers}")
         if not 0 <= layer < layers:
             raise ValueError(f"layer: expected 0 to {layers - 1}, got {layer}")
+        if not 1 <= hops <= LONGEST or (hops > 1 and not type_bias):
+            allowed = f"1 to {LONGEST}" if type_bias else "1 without type_bias"
+            raise ValueError(f"hops: expected {allowed}, got {hops}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout: expected a rate from 0 to below 1, got {dropout}")
         if schedule is None and policy == "union" and not path:
             schedule = Schedule("layer", layers)
         self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule
         self.layers, self.layer, self.path = layers, layer, path
-        self.dropout, self.max_pairs = dropout, max_pairs
+        self.dropout, self.hops, self.max_pairs = dropout, hops, max_pairs
         # Named as torch's, so that a MultiheadAttention's state_dict can be loaded.
         self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * channels)) if bias else None
         self.out_proj = nn.Linear(channels, channels, bias=bias)
-        self.type_bias = nn.Parameter(torch.zeros(TYPES, heads)) if type_bias else None
+        types = TYPES + hops - 1
+        self.type_bias = nn.Parameter(torch.empty(types, heads)) if type_bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -223,7 +233,7 @@ class DualInterleavedAttention(nn.Module):
         """
         pattern = self._checked(x, edges, batch, token)
         projected = self._projected(x if token is None else torch.cat([x, token]))
-        return probe(*projected, pattern, self._table(projected[0]), queries, seed)
+        return probe(*projected, pattern, self._table(projected[0]), self.hops, queries, seed)
 
     def _checked(
         self,
@@ -283,7 +293,7 @@ class DualInterleavedAttention(nn.Module):
         if self._is_dense_turn():
             self._refuse_too_many(pattern.pairs)
             query, key, value = (pattern.in_order(x) for x in (query, key, value))
-            types = None if self.type_bias is None else pattern.pair_types()
+            types = None if self.type_bias is None else pattern.pair_types(hops=self.hops)
             return pattern.back(self._dense(query, key, value, pattern.offsets, types))
         if self.policy == "union":
             return self._sparse(query, key, value, pattern)
@@ -293,7 +303,7 @@ class DualInterleavedAttention(nn.Module):
             return out
         self._refuse_too_many(split.pairs)
         rows = split.rows
-        types = None if self.type_bias is None else pattern.pair_types(rows)
+        types = None if self.type_bias is None else pattern.pair_types(rows, self.hops)
         dense = self._dense(query[rows], key[rows], value[rows], split.offsets, types)
         return out.index_copy(0, rows, dense)
 

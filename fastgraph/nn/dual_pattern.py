@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
+from fastgraph.nn.pair_distances import pair_distances
 
 LOOP, EDGE, TOKEN, PATH, OTHER = range(5)
 """The types of pairs: a node and itself, an edge, a token and a node, an edge of the path alone,
 and a pair of which only attention of all pairs knows."""
 
 TYPES = 5
+
+KEPT_PAIRS = 1 << 26
+"""The types of so many pairs, of a byte each, are kept beside a pattern."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,7 @@ class DualPattern:
     pairs: int
     _splits: dict[int, Split] = field(default_factory=dict)
     _conditions: dict[int, tuple[Conditions, ...]] = field(default_factory=dict)
+    _pair_types: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -103,23 +108,44 @@ class DualPattern:
             rows if self.order is None else rows.new_empty(len(rows)).scatter_(0, self.order, rows)
         )
 
-    def pair_types(self, rows: Tensor | None = None) -> Tensor:
+    def pair_types(self, rows: Tensor | None = None, hops: int = 1) -> Tensor:
         """The types of pairs of rows of one graph, query by query, key by key, uint8.
 
         Args:
             rows: queries, int64, graph by graph; default: all rows in order, so that the result is
                 ``[pairs]``.
+            hops: the longest distance along edges, from key to query, that has a type of its own:
+                of distance d from 2 on ``TYPES + d - 2``; 1 to 250.
         """
-        places = self.places
-        if rows is None:
-            rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
-        graph = torch.bucketize(places[rows], self.offsets, right=True) - 1
-        first = self.offsets[graph]
-        sizes = self.offsets[graph + 1] - first
-        begins = sizes.cumsum(0) - sizes
-        types = torch.full((int(sizes.sum()),), OTHER, dtype=torch.uint8, device=places.device)
+        if rows is not None:
+            return self._types_of_pairs(rows, hops)
+        if hops in self._pair_types:
+            return self._pair_types[hops]
+        rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
+        types = self._types_of_pairs(rows, hops)
+        if self.pairs <= KEPT_PAIRS:
+            self._pair_types[hops] = types
+        return types
+
+    def _types_of_pairs(self, rows: Tensor, hops: int) -> Tensor:
+        places, device = self.places, self.ptr.device
+        first = self.offsets[torch.bucketize(places, self.offsets, right=True) - 1]
+        sizes = (self.offsets.diff())[torch.bucketize(places[rows], self.offsets, right=True) - 1]
+        begins = offsets_of(sizes)
+        places = places - first  # within each graph
+        if hops > 1:
+            is_edge = self.types == EDGE
+            ptr = offsets_of(is_edge.int())[self.ptr]
+            names = [LOOP, EDGE, *range(TYPES, TYPES + hops - 1), OTHER]
+            distances = pair_distances(
+                ptr, self.sources[is_edge], rows, places, begins, longest=hops
+            )
+            types = torch.tensor(names, dtype=torch.uint8, device=device)[distances.long()]
+        else:
+            pairs = int(begins[-1])
+            types = torch.full((pairs,), OTHER, dtype=torch.uint8, device=device)
         entries, counts = entries_of(self.ptr, rows)
-        to = (begins - first).repeat_interleave(counts) + places[self.sources[entries]]
+        to = begins[:-1].repeat_interleave(counts) + places[self.sources[entries]]
         types[to] = self.types[entries]
         return types
 

@@ -54,6 +54,7 @@ def probe(
     value: Tensor,
     pattern: DualPattern,
     table: Tensor | None,
+    hops: int,
     queries: int,
     seed: int,
 ) -> Probe:
@@ -65,6 +66,7 @@ def probe(
         value: the same.
         pattern: of the rows.
         table: biases by types of pairs, ``[types, heads]``.
+        hops: up to which distance pairs have types of their own.
         queries: how many, at least 1.
         seed: of their choice, the same on all ranks.
     """
@@ -76,7 +78,7 @@ def probe(
     chosen = torch.randperm(pattern.num_rows, generator=draw)[:queries].sort().values
     chosen = chosen.to(query.device)  # places, graph by graph
     rows = chosen if pattern.order is None else pattern.order[chosen]
-    pair_type = None if table is None else pattern.pair_types(rows)
+    pair_type = None if table is None else pattern.pair_types(rows, hops)
     dense, of_dense = ops.dense_attention(
         query[rows],
         pattern.in_order(key),

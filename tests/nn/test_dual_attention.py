@@ -18,7 +18,7 @@ from fastgraph.nn import (
     dual_pattern,
     period_of_share,
 )
-from fastgraph.nn.dual_pattern import EDGE, LOOP, OTHER, PATH, TOKEN
+from fastgraph.nn.dual_pattern import EDGE, LOOP, OTHER, PATH, TOKEN, TYPES
 from tests.graphs import random_edges
 
 CHANNELS, HEADS = 12, 3
@@ -57,10 +57,19 @@ def inputs(token: bool) -> tuple[Tensor, Tensor | None]:
     return x, tokens if token else None
 
 
-def types_of_pairs(edges: Tensor, size: int, token: bool, path: bool) -> Tensor:
+def types_of_pairs(edges: Tensor, size: int, token: bool, path: bool, hops: int = 1) -> Tensor:
     """Of one graph, queries by keys, the token last."""
     rows = size + token
     types = torch.full((rows, rows), OTHER)
+    reached = steps = torch.eye(size, dtype=torch.bool)
+    for distance in range(1, hops + 1):
+        following = torch.zeros_like(steps)
+        for source, destination in edges.T.tolist():
+            following[destination] |= steps[source]
+        steps = following & ~reached
+        reached = reached | steps
+        if distance > 1:
+            types[:size, :size][steps] = TYPES + distance - 2
     if path:
         for node in range(size - 1):
             types[node, node + 1] = types[node + 1, node] = PATH
@@ -83,7 +92,9 @@ def formula(
         own = (EDGES[0] >= first) & (EDGES[0] < first + size)
         if token is not None:
             rows = torch.cat([rows, token[graph : graph + 1]])
-        types = types_of_pairs(EDGES[:, own] - first, size, token is not None, module.path)
+        hops = module.hops if dense[graph] else 1
+        of_graph = EDGES[:, own] - first
+        types = types_of_pairs(of_graph, size, token is not None, module.path, hops)
         q, k, v = (t.transpose(0, 1) for t in module._projected(rows))
         scores = q @ k.transpose(1, 2) / (CHANNELS / HEADS) ** 0.5
         if module.type_bias is not None:
@@ -102,12 +113,13 @@ def joined(out: Any) -> Tensor:
 
 @pytest.mark.parametrize("token", [False, True])
 @pytest.mark.parametrize("path", [False, True])
-@pytest.mark.parametrize("type_bias", [False, True])
+@pytest.mark.parametrize("hops", [0, 1, 3])
 @pytest.mark.parametrize("is_dense", [False, True])
-def test_outputs_and_gradients(is_dense: bool, type_bias: bool, path: bool, token: bool) -> None:
+def test_outputs_and_gradients(is_dense: bool, hops: int, path: bool, token: bool) -> None:
     """The traps of offsets, lost loops, scales and directions would each show here."""
     schedule = Schedule("layer", 1, evaluation="dense" if is_dense else "sparse")
-    module = layer(schedule=schedule, path=path, type_bias=type_bias).eval()
+    biases = {"type_bias": True, "hops": hops} if hops else {}
+    module = layer(schedule=schedule, path=path, **biases).eval()
     x, tokens = inputs(token)
     out = joined(module(x, EDGES, BATCH, tokens))
     truth = formula(module, x, tokens, [is_dense] * GRAPHS)
@@ -369,9 +381,10 @@ def test_dense_turns_that_hide_other_pairs_are_sparse_ones() -> None:
     torch.testing.assert_close(*outs)
 
 
-@pytest.mark.parametrize("type_bias", [False, True])
-def test_probes_measure_what_sparse_turns_miss(type_bias: bool) -> None:
-    module, (x, token) = layer(type_bias=type_bias), inputs(True)
+@pytest.mark.parametrize("hops", [0, 1, 3])
+def test_probes_measure_what_sparse_turns_miss(hops: int) -> None:
+    biases = {"type_bias": True, "hops": hops} if hops else {}
+    module, (x, token) = layer(**biases), inputs(True)
     found = module.probe(x, EDGES, BATCH, token, queries=1000)
     assert token is not None
     assert found.queries == NODES + GRAPHS
@@ -380,14 +393,15 @@ def test_probes_measure_what_sparse_turns_miss(type_bias: bool) -> None:
         first = STARTS[graph]
         rows = torch.cat([x[first : first + size], token[graph : graph + 1]])
         own = (EDGES[0] >= first) & (EDGES[0] < first + size)
-        types = types_of_pairs(EDGES[:, own] - first, size, True, False)
+        types = types_of_pairs(EDGES[:, own] - first, size, True, False, module.hops)
+        is_other = types_of_pairs(EDGES[:, own] - first, size, True, False) == OTHER
         q, k, v = (t.transpose(0, 1) for t in module._projected(rows))
         scores = q @ k.transpose(1, 2) / (CHANNELS / HEADS) ** 0.5
         if module.type_bias is not None:
             scores = scores + module.type_bias[types].permute(2, 0, 1)
         weights = scores.softmax(-1)
-        outside.append((weights * (types == OTHER)).sum(-1).T)
-        sparse = scores.masked_fill(types == OTHER, -torch.inf).softmax(-1)
+        outside.append((weights * is_other).sum(-1).T)
+        sparse = scores.masked_fill(is_other, -torch.inf).softmax(-1)
         dense, other = ((w @ v).transpose(0, 1).flatten(1) for w in (weights, sparse))
         errors.append((other - dense).norm(dim=1) / dense.norm(dim=1))
     mass = torch.cat(outside)
@@ -454,6 +468,8 @@ def test_a_period_of_a_share_of_time(
         (lambda: layer(policy="dense"), "policy: expected 'union' or 'paper', got 'dense'"),
         (lambda: layer(layers=0), "layers: expected at least 1, got 0"),
         (lambda: layer(layers=2, layer=2), "layer: expected 0 to 1, got 2"),
+        (lambda: layer(hops=2), "hops: expected 1 without type_bias, got 2"),
+        (lambda: layer(hops=251, type_bias=True), "hops: expected 1 to 250, got 251"),
         (lambda: layer(dropout=1.0), "dropout: expected a rate"),
         (lambda: Schedule("epoch", 2), "by: expected 'step' or 'layer', got 'epoch'"),
         (lambda: Schedule("layer", 0), "period: expected an integer of at least 1, got 0"),
