@@ -11,10 +11,13 @@ from fastgraph.nn.dual_attention import DualInterleavedAttention, DualReport
 from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
 from fastgraph.nn.global_attention import GlobalAGNN, GlobalGAT, GlobalVA
 from fastgraph.nn.global_module import GlobalModule
+from fastgraph.nn.graph_transformer import GraphTransformer
+from fastgraph.nn.graphormer import Graphormer
 from fastgraph.nn.large_gt import LargeGT
 from fastgraph.nn.local_module import LocalModule
 from fastgraph.nn.probe import Probe
 from fastgraph.nn.schedule import Schedule, period_of_share
+from fastgraph.nn.transformer_layer import TransformerLayer
 
 if TYPE_CHECKING:
     from fastgraph.pyg.biased_gps_conv import GPSConv
@@ -30,10 +33,13 @@ __all__ = [
     "GlobalGAT",
     "GlobalModule",
     "GlobalVA",
+    "GraphTransformer",
+    "Graphormer",
     "LargeGT",
     "LocalModule",
     "Probe",
     "Schedule",
+    "TransformerLayer",
     "conditions",
     "dual_pattern",
     "period_of_share",
