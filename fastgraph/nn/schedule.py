@@ -15,7 +15,7 @@ class Schedule:
 
     Args:
         by: "step" or "layer".
-        period: at least 1, which is attention of all pairs always.
+        period: at least 1, which is attention of all pairs always; ``None`` for never.
         evaluation: the pattern where a model is not in training mode: "dense", "sparse", or by
             layer "same", the default there. By step it has to be said.
 
@@ -23,11 +23,11 @@ class Schedule:
         ValueError: an argument is none of these.
     """
 
-    def __init__(self, by: str, period: int, evaluation: str | None = None) -> None:
+    def __init__(self, by: str, period: int | None, evaluation: str | None = None) -> None:
         if by not in ("step", "layer"):
             raise ValueError(f"by: expected 'step' or 'layer', got {by!r}")
-        if type(period) is not int or period < 1:
-            raise ValueError(f"period: expected an integer of at least 1, got {period!r}")
+        if period is not None and (type(period) is not int or period < 1):
+            raise ValueError(f"period: expected an integer of at least 1 or None, got {period!r}")
         if evaluation is None and by == "layer":
             evaluation = "same"
         allowed = ("dense", "sparse", "same") if by == "layer" else ("dense", "sparse")
@@ -36,8 +36,7 @@ class Schedule:
                 f"evaluation: expected one of {list(allowed)} for turns by {by}, got {evaluation!r}"
             )
         self.by, self.period, self.evaluation = by, period, evaluation
-        self.steps = 0
-        self._is_dense_step = True  # compiled code depends on this, and not on the count
+        self._count(0)
 
     def step(self) -> None:
         """Go on to the next training step."""
@@ -45,7 +44,11 @@ class Schedule:
 
     def _count(self, steps: int) -> None:
         self.steps = steps
-        self._is_dense_step = steps % self.period == 0
+        # Compiled code depends on this, and not on the count.
+        self._is_dense_step = self._is_turn(steps)
+
+    def _is_turn(self, number: int) -> bool:
+        return self.period is not None and number % self.period == 0
 
     def is_dense(self, layer: int, training: bool) -> bool:
         """True if a layer attends to all pairs in this step.
@@ -56,7 +59,7 @@ class Schedule:
         """
         if not training and self.evaluation != "same":
             return self.evaluation == "dense"
-        return layer % self.period == 0 if self.by == "layer" else self._is_dense_step
+        return self._is_turn(layer) if self.by == "layer" else self._is_dense_step
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps, as checkpoints have it."""

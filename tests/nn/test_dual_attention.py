@@ -219,6 +219,9 @@ def test_turns_by_layer(training: bool) -> None:
             assert "layer 0 attends to all pairs" in report.reason and report.pairs == 0
         else:
             assert report.pairs == sum(size * size for size in SIZES) and report.entries == 0
+    never = layer(schedule=Schedule("layer", None)).train(training)
+    truth = formula(never, x, None, [False] * GRAPHS)
+    torch.testing.assert_close(never(x, EDGES, BATCH), truth)
     for evaluation in ("dense", "sparse"):
         schedule = Schedule("layer", 3, evaluation=evaluation)
         turns = [schedule.is_dense(number, training) for number in range(6)]
@@ -472,7 +475,7 @@ def test_a_period_of_a_share_of_time(
         (lambda: layer(hops=251, type_bias=True), "hops: expected 1 to 250, got 251"),
         (lambda: layer(dropout=1.0), "dropout: expected a rate"),
         (lambda: Schedule("epoch", 2), "by: expected 'step' or 'layer', got 'epoch'"),
-        (lambda: Schedule("layer", 0), "period: expected an integer of at least 1, got 0"),
+        (lambda: Schedule("layer", 0), "period: expected an integer of at least 1 or None, got 0"),
         (lambda: Schedule("step", 2), "evaluation: expected one of .*sparse'.* by step, got None"),
         (lambda: Schedule("step", 2, "same"), "evaluation: expected one of"),
         (lambda: period_of_share(0.0, 1.0, 1.0), "share: expected a number above 0 and at most 1"),
