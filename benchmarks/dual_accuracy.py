@@ -5,8 +5,8 @@
 ``fastgraph.nn.GraphTransformer`` with 4 layers of 64 channels and 8 heads on PyG's Planetoid
 graphs, with their public splits: "exact" never attends to all pairs, "union" in its first layer,
 "dense" in all. TorchGT's own rule is dense on these graphs, which have leaves. Beside them PyG's
-``GCN`` and ``MLP`` of two layers. Accuracies are of the test nodes, at the epoch with the best validation.
-Results go to ``benchmarks/results/<date>-dual-accuracy.json`` and ``.md``.
+``GCN`` and ``MLP`` of two layers. Accuracies are of the test nodes, at the epoch with the best
+validation. Results go to ``benchmarks/results/<date>-dual-accuracy.json`` and ``.md``.
 """
 
 from __future__ import annotations

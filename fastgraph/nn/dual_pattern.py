@@ -76,6 +76,13 @@ class DualPattern:
     _conditions: dict[int, tuple[Conditions, ...]] = field(default_factory=dict)
     _pair_types: dict[int, Tensor] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return (
+            f"DualPattern({self.num_nodes} nodes in {self.num_graphs} graphs, "
+            f"{self.num_entries} entries along edges, {self.pairs} pairs, "
+            f"token={self.has_token}, path={self.has_path})"
+        )
+
     @property
     def num_rows(self) -> int:
         """Of nodes and tokens."""

@@ -12,9 +12,9 @@ from fastgraph.nn.adjacency import Adjacency, Integers
 from fastgraph.nn.answer import Answer
 from fastgraph.nn.hamiltonian_search import EXACT_NODES, exact_path, path_by_rotations
 
-STRUCTURE_EDGES = 1_000_000
-"""Blocks and strong components are looked for among so many edges at most, as in Python a node or
-an edge takes about a microsecond and some hundred bytes."""
+STRUCTURE_EDGES = 250_000
+"""Blocks and strong components are looked for among so many edges at most: in Python objects each
+takes some microseconds and hundreds of bytes."""
 
 SMALL_BUDGET = 1 << 17
 """Of a search before one that is exact."""

@@ -440,6 +440,7 @@ def test_patterns_are_made_once() -> None:
     edges = EDGES.clone()
     pattern = module.pattern(edges, NODES, BATCH)
     assert other.pattern(edges, NODES, BATCH) is pattern
+    assert str(pattern).startswith(f"DualPattern({NODES} nodes in {GRAPHS} graphs, ")
     assert layer(path=True).pattern(edges, NODES, BATCH) is not pattern
     edges[0, 0] = edges[1, 0]  # an edit is another graph
     assert module.pattern(edges, NODES, BATCH) is not pattern
