@@ -12,8 +12,8 @@ _PACKAGES = {
     "torch": "torch",
     "torch_geometric": "torch_geometric",
     "tvm_ffi": "apache-tvm-ffi",
-    **{name: name for name in ("attrs", "click", "filelock", "numpy", "platformdirs", "pluggy")},
-    **{name: name for name in ("rich", "wrapt")},
+    **{name: name for name in ("attrs", "click", "filelock", "networkx", "numpy")},
+    **{name: name for name in ("platformdirs", "pluggy", "rich", "wrapt")},
 }
 _TEST_PACKAGES = {"pytest": "pytest", "pytest_timeout": "pytest-timeout"}
 

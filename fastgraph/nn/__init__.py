@@ -5,22 +5,44 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastgraph.nn.answer import Answer
+from fastgraph.nn.conditions import Conditions, conditions
+from fastgraph.nn.dual_attention import DualInterleavedAttention, DualReport
+from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
 from fastgraph.nn.global_attention import GlobalAGNN, GlobalGAT, GlobalVA
 from fastgraph.nn.global_module import GlobalModule
+from fastgraph.nn.graph_transformer import GraphTransformer
+from fastgraph.nn.graphormer import Graphormer
 from fastgraph.nn.large_gt import LargeGT
 from fastgraph.nn.local_module import LocalModule
+from fastgraph.nn.probe import Probe
+from fastgraph.nn.schedule import Schedule, period_of_share
+from fastgraph.nn.transformer_layer import TransformerLayer
 
 if TYPE_CHECKING:
     from fastgraph.pyg.biased_gps_conv import GPSConv
 
 __all__ = [
+    "Answer",
+    "Conditions",
+    "DualInterleavedAttention",
+    "DualPattern",
+    "DualReport",
     "GPSConv",
     "GlobalAGNN",
     "GlobalGAT",
     "GlobalModule",
     "GlobalVA",
+    "GraphTransformer",
+    "Graphormer",
     "LargeGT",
     "LocalModule",
+    "Probe",
+    "Schedule",
+    "TransformerLayer",
+    "conditions",
+    "dual_pattern",
+    "period_of_share",
 ]
 
 

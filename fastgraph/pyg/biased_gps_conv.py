@@ -1,4 +1,4 @@
-"""``GPSConv`` whose attention takes a bias of pairs of nodes, under PyG's interface."""
+"""``GPSConv`` whose attention takes a bias of pairs of nodes, or takes turns, for PyG."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch.nn import MultiheadAttention
 from torch_geometric.nn.conv import GPSConv as OfPyG
 
 from fastgraph.layers.multihead import module_refusal, self_attention
+from fastgraph.nn.dual_attention import DualInterleavedAttention
+from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.gps_conv import graph_offsets, layer_output
 
 
 class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
-    """PyG's ``GPSConv``, whose attention of all pairs may have a bias.
+    """PyG's ``GPSConv``, whose attention of all pairs may have a bias, or be one turn of two.
 
     Constructor, parameters and ``state_dict`` are those of ``torch_geometric.nn.GPSConv``
     (Rampasek et al., "Recipe for a general, powerful, scalable graph transformer", NeurIPS 2022),
@@ -25,7 +27,36 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
     nothing of the size of all pairs is made beside the bias. Distances within each graph as
     ``pair_type``, with a parameter ``[distances, heads]`` that all layers share, are the spatial
     encoding of Graphormer (Ying et al., NeurIPS 2021).
+
+    ``attn_type="dual"`` is :class:`fastgraph.nn.DualInterleavedAttention`, along the edges in some
+    turns and of all pairs in others (TorchGT, SC 2024). ``attn_kwargs`` are its options: without
+    ``layers`` and ``layer``, or another schedule, all turns are of all pairs. The ``state_dict`` is
+    that of ``"multihead"``, so that either can go on from the other.
     """
+
+    attn: Any
+
+    def __init__(
+        self,
+        channels: int,
+        conv: Any,
+        heads: int = 1,
+        dropout: float = 0.0,
+        act: str = "relu",
+        act_kwargs: dict[str, Any] | None = None,
+        norm: str | None = "batch_norm",
+        norm_kwargs: dict[str, Any] | None = None,
+        attn_type: str = "multihead",
+        attn_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        is_dual = attn_type == "dual"
+        of_pyg = ("multihead", None) if is_dual else (attn_type, attn_kwargs)
+        super().__init__(
+            channels, conv, heads, dropout, act, act_kwargs, norm, norm_kwargs, *of_pyg
+        )
+        if is_dual:
+            self.attn_type = attn_type
+            self.attn = DualInterleavedAttention(channels, heads, **(attn_kwargs or {}))
 
     def forward(
         self,
@@ -35,6 +66,7 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
         *,
         attn_bias: Tensor | None = None,
         pair_type: Tensor | None = None,
+        pattern: DualPattern | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """The layer's output, ``[nodes, channels]``.
@@ -50,14 +82,29 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
                 table ``[types, heads]``. -infinity leaves a pair out.
             pair_type: which row of the table each pair takes, uint8, int16, int32 or int64
                 ``[pairs]``.
+            pattern: of the nodes, for ``attn_type="dual"``, as
+                :func:`fastgraph.nn.dual_pattern` makes it without a token; default: made of
+                ``edge_index``, a tensor ``[2, E]``, and ``batch``, once.
             kwargs: further arguments of ``conv``.
 
         Raises:
+            TypeError: ``edge_index`` is no tensor of edges, attention is ``dual``, and there is no
+                pattern.
             ValueError: attention is not ``multihead``, or a ``MultiheadAttention`` that computes
                 something else than attention of all pairs; ``batch`` is not ascending; or the bias
                 has the wrong shape, dtype or device.
             IndexError: ``pair_type`` holds a type that the table lacks.
         """
+        if isinstance(self.attn, DualInterleavedAttention):
+            if attn_bias is not None or pair_type is not None:
+                raise ValueError(
+                    "attn_bias: expected None with attn_type 'dual', whose biases are by types of "
+                    "pairs, attn_kwargs={'type_bias': True}, got a tensor"
+                )
+            attend = partial(_in_turns, self.attn, x, edge_index, batch, pattern)
+            return layer_output(self, x, edge_index, batch, kwargs, attend)
+        if pattern is not None:
+            raise ValueError(f"pattern: expected None with attn_type {self.attn_type!r}, got one")
         if attn_bias is None and pair_type is None:
             return super().forward(x, edge_index, batch, **kwargs)  # type: ignore[no-any-return]
         if attn_bias is None:
@@ -72,3 +119,24 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
             raise ValueError(f"GPSConv cannot compute with attn_bias: {refusal or ptr}")
         attend = partial(self_attention, self.attn, x, ptr, attn_bias, pair_type)
         return layer_output(self, x, edge_index, batch, kwargs, attend)
+
+
+def _in_turns(
+    attention: DualInterleavedAttention,
+    x: Tensor,
+    edge_index: Any,
+    batch: Tensor | None,
+    pattern: DualPattern | None,
+) -> Tensor:
+    """Attention of the nodes, ``[nodes, channels]``."""
+    if pattern is not None:
+        out = attention(x, pattern)
+    elif isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        out = attention(x, edge_index, batch)
+    else:
+        raise TypeError(
+            "edge_index: expected a tensor [2, E] with attn_type 'dual', or a pattern besides, got "
+            f"{type(edge_index).__name__}"
+        )
+    assert isinstance(out, Tensor)  # there are no tokens
+    return out

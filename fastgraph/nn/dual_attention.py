@@ -1,0 +1,367 @@
+"""Dual-interleaved attention: along edges in some turns, of all pairs in others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastgraph import ops
+from fastgraph.graphs.memo import remembered
+from fastgraph.nn.conditions import Conditions
+from fastgraph.nn.dual_pattern import TYPES, DualPattern, Split, dual_pattern
+from fastgraph.nn.probe import Probe, probe
+from fastgraph.nn.schedule import Schedule
+
+MAX_PAIRS = 1 << 32
+"""Of a call: one graph of 65,536 nodes."""
+
+LONGEST = 250
+"""Distances with types of their own, which are bytes."""
+
+
+@dataclass(frozen=True)
+class DualReport:
+    """Which attention a layer computes for a pattern in this step, why, and at what cost.
+
+    It follows from the pattern, the schedule and the step alone, and is the same on all ranks that
+    have these.
+
+    Attributes:
+        dense: for each graph, whether it attends to all pairs.
+        reason: in words.
+        pairs: of rows that attend to all, each with a score for each head.
+        entries: of rows that attend along edges.
+        conditions: of each graph, where the policy asks for them.
+    """
+
+    dense: tuple[bool, ...]
+    reason: str
+    pairs: int
+    entries: int
+    conditions: tuple[Conditions, ...] | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{sum(self.dense)} of {len(self.dense)} graphs dense: {self.reason}",
+            f"{self.pairs} pairs, {self.entries} entries along edges",
+        ]
+        for number, found in enumerate(self.conditions or ()):
+            lines += [f"graph {number}:", *(f"  {line}" for line in str(found).splitlines())]
+        return "\n".join(lines)
+
+
+class DualInterleavedAttention(nn.Module):
+    r"""Multi-head attention of nodes that is sparse in some turns and dense in others.
+
+    After TorchGT (Zhang et al., SC 2024, section III-B). In a sparse turn each node attends to its
+    neighbours, itself and the global token of its graph, in a dense one to all nodes of its graph
+    and the token. Both are :math:`\mathrm{softmax}(q k^T / \sqrt{d}) v`, with the same parameters,
+    and dropout of weights in either; nothing of the size of all pairs is stored.
+
+    Policies:
+
+    - ``"union"``, the default. Yun et al. (NeurIPS 2020, assumption 1) need a Hamiltonian path in
+      the union of the patterns of all layers only. A dense layer in each forward pass has one:
+      without a ``schedule`` that is the first of ``layers``. With ``path=True`` consecutive nodes
+      attend to each other instead, and without a ``schedule`` no turn is dense.
+    - ``"paper"``: a graph is sparse if :func:`fastgraph.nn.conditions` answers all three questions
+      by yes, and dense otherwise, undecided ones included. A ``schedule`` adds dense turns.
+
+    Self-loops are part of every pattern. In a batch each graph has the numbers that it has alone.
+    Parameters have the names of ``torch.nn.MultiheadAttention``, whose ``state_dict`` it loads.
+
+    Args:
+        channels: of nodes, a multiple of ``heads``.
+        heads: of attention.
+        policy: "union" or "paper".
+        schedule: when turns are dense, shared by the layers of a model.
+        layers: of the model, at least 1.
+        layer: which of them this is, from 0 on.
+        path: whether consecutive nodes of a graph attend to each other in sparse turns. Nodes
+            should be in the order of clusters; a token is what makes all reach each other.
+        dropout: of weights of attention, in training mode.
+        bias: whether projections have one.
+        type_bias: whether scores have a learned bias of each head by the type of the pair: a loop,
+            an edge, a token, the path, or none of these. In dense turns it takes a byte for each
+            pair, which is kept beside the pattern of small graphs.
+        hops: with ``type_bias``, up to which distance along edges, 1 to 250, pairs have biases of
+            their own in dense turns: Graphormer's spatial encoding (Ying et al., NeurIPS 2021).
+        max_pairs: beyond which a dense turn is refused.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        *,
+        policy: str = "union",
+        schedule: Schedule | None = None,
+        layers: int = 1,
+        layer: int = 0,
+        path: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        type_bias: bool = False,
+        hops: int = 1,
+        max_pairs: int = MAX_PAIRS,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or channels < 1 or channels % heads:
+            raise ValueError(f"channels: expected a multiple of heads, {heads}, got {channels}")
+        if policy not in ("union", "paper"):
+            raise ValueError(f"policy: expected 'union' or 'paper', got {policy!r}")
+        if layers < 1:
+            raise ValueError(f"layers: expected at least 1, got {layers}")
+        if not 0 <= layer < layers:
+            raise ValueError(f"layer: expected 0 to {layers - 1}, got {layer}")
+        if not 1 <= hops <= LONGEST or (hops > 1 and not type_bias):
+            allowed = f"1 to {LONGEST}" if type_bias else "1 without type_bias"
+            raise ValueError(f"hops: expected {allowed}, got {hops}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: expected a rate from 0 to below 1, got {dropout}")
+        if schedule is None and policy == "union" and not path:
+            schedule = Schedule("layer", layers)
+        self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule
+        self.layers, self.layer, self.path = layers, layer, path
+        self.dropout, self.hops, self.max_pairs = dropout, hops, max_pairs
+        # Named as torch's, so that a MultiheadAttention's state_dict can be loaded.
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * channels)) if bias else None
+        self.out_proj = nn.Linear(channels, channels, bias=bias)
+        types = TYPES + hops - 1
+        self.type_bias = nn.Parameter(torch.empty(types, heads)) if type_bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as ``torch.nn.MultiheadAttention`` does."""
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        self.out_proj.reset_parameters()
+        for zero in (self.in_proj_bias, self.out_proj.bias, self.type_bias):
+            if zero is not None:
+                nn.init.zeros_(zero)
+
+    _reset_parameters = reset_parameters  # by which PyG's GPSConv calls it
+
+    def pattern(
+        self,
+        edge_index: Tensor,
+        num_nodes: int,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+        token: bool = False,
+    ) -> DualPattern:
+        """:func:`fastgraph.nn.dual_pattern` of this layer, for as long as these tensors live."""
+        make = partial(_pattern, num_graphs=num_graphs, token=token, path=self.path)
+        name = f"dual pattern {num_graphs} {token} {self.path}"
+        return remembered(name, make, edge_index, num_nodes, batch)
+
+    def forward(
+        self,
+        x: Tensor,
+        edges: Tensor | DualPattern,
+        batch: Tensor | None = None,
+        token: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of the nodes of each graph.
+
+        Args:
+            x: ``[nodes, channels]``.
+            edges: int64 or int32 ``[2, E]``, where node ``edges[1, e]`` attends to ``edges[0, e]``;
+                or a pattern, which several layers may share, and which compiled code needs.
+            batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph.
+            token: the global token of each graph, ``[graphs, channels]``.
+
+        Returns:
+            ``[nodes, channels]``, and if there are tokens ``[graphs, channels]`` for them.
+
+        Raises:
+            ValueError: an argument has the wrong shape, dtype or order; a pattern is of other nodes
+                or tokens; or a dense turn has more than ``max_pairs`` pairs.
+            IndexError: ``edges`` points outside the nodes.
+        """
+        pattern = self._checked(x, edges, batch, token)
+        rows = x if token is None else torch.cat([x, token])
+        query, key, value = self._projected(rows)
+        out = self._attention(query, key, value, pattern)
+        out = self.out_proj(out.reshape(rows.shape))
+        return out if token is None else (out[: len(x)], out[len(x) :])
+
+    def report(self, pattern: DualPattern) -> DualReport:
+        """A description of the attention that :meth:`forward` computes for a pattern now."""
+        graphs = pattern.num_graphs
+        if self._is_dense_turn():
+            reason = f"a dense turn of {self.schedule!r}"
+            return DualReport((True,) * graphs, reason, pattern.pairs, 0)
+        if self.policy == "paper":
+            found, split = pattern.conditions(self.layers), pattern.split(self.layers)
+            is_dense = tuple(not one.hold for one in found)
+            reason = "those of which a condition is not answered by yes"
+            return DualReport(is_dense, reason, split.pairs, len(split.sources), found)
+        return DualReport((False,) * graphs, self._union(pattern), 0, pattern.num_entries)
+
+    def probe(
+        self,
+        x: Tensor,
+        edges: Tensor | DualPattern,
+        batch: Tensor | None = None,
+        token: Tensor | None = None,
+        *,
+        queries: int = 64,
+        seed: int = 0,
+    ) -> Probe:
+        """A measure of what sparse turns miss of dense ones, at random nodes and tokens.
+
+        Takes time and memory of ``queries`` times nodes, at any ``max_pairs``.
+
+        Args:
+            x: as for :meth:`forward`.
+            edges: likewise.
+            batch: likewise.
+            token: likewise.
+            queries: how many, at least 1; at most all are looked at.
+            seed: of their choice.
+
+        Raises:
+            ValueError: as :meth:`forward`, or there are no nodes.
+        """
+        pattern = self._checked(x, edges, batch, token)
+        projected = self._projected(x if token is None else torch.cat([x, token]))
+        return probe(*projected, pattern, self._table(projected[0]), self.hops, queries, seed)
+
+    def _checked(
+        self,
+        x: Tensor,
+        edges: Tensor | DualPattern,
+        batch: Tensor | None,
+        token: Tensor | None,
+    ) -> DualPattern:
+        """The pattern of a call."""
+        if x.dim() != 2 or x.shape[1] != self.channels:
+            raise ValueError(f"x: expected [nodes, {self.channels}], got {list(x.shape)}")
+        if token is not None and (token.dim() != 2 or token.shape[1] != self.channels):
+            raise ValueError(f"token: expected [graphs, {self.channels}], got {list(token.shape)}")
+        if isinstance(edges, Tensor):
+            graphs = None if token is None or batch is None else len(token)
+            edges = self.pattern(edges, len(x), batch, graphs, token is not None)
+        elif batch is not None:
+            raise ValueError("batch: expected None beside a pattern, which has one")
+        if edges.num_nodes != len(x):
+            raise ValueError(f"edges: expected a pattern of {len(x)} nodes, got {edges.num_nodes}")
+        if edges.has_token != (token is not None):
+            raise ValueError(
+                f"token: expected {'one for each graph' if edges.has_token else 'None'}, as the "
+                f"pattern has, got {'None' if token is None else 'tokens'}"
+            )
+        if token is not None and len(token) != edges.num_graphs:
+            raise ValueError(
+                f"token: expected one for each of {edges.num_graphs} graphs, got {len(token)}"
+            )
+        return edges
+
+    def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        projected = F.linear(rows, self.in_proj_weight, self.in_proj_bias)
+        by_head = projected.view(len(rows), 3, self.heads, self.channels // self.heads)
+        query, key, value = by_head.unbind(1)
+        return query, key, value
+
+    def _table(self, query: Tensor) -> Tensor | None:
+        return None if self.type_bias is None else self.type_bias.to(query.dtype)
+
+    def _is_dense_turn(self) -> bool:
+        return self.schedule is not None and self.schedule.is_dense(self.layer, self.training)
+
+    def _union(self, pattern: DualPattern) -> str:
+        """Why a sparse turn of the policy "union" is one."""
+        turns = range(self.layers) if self.schedule is not None else ()
+        for layer in turns:
+            if self.schedule is not None and self.schedule.is_dense(layer, self.training):
+                return f"layer {layer} attends to all pairs, which has a Hamiltonian path"
+        if not pattern.has_path:
+            return f"a sparse turn of {self.schedule!r}, whose layers need not have a path"
+        if pattern.has_token:
+            return "the path joins consecutive nodes, and the token all"
+        return "the path joins consecutive nodes; without a token not all reach each other"
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor, pattern: DualPattern) -> Tensor:
+        if self._is_dense_turn():
+            self._refuse_too_many(pattern.pairs)
+            query, key, value = (pattern.in_order(x) for x in (query, key, value))
+            types = None if self.type_bias is None else pattern.pair_types(hops=self.hops)
+            return pattern.back(self._dense(query, key, value, pattern.offsets, types))
+        if self.policy == "union":
+            return self._sparse(query, key, value, pattern)
+        split = pattern.split(self.layers)
+        out = self._sparse(query, key, value, split)
+        if not split.pairs:
+            return out
+        self._refuse_too_many(split.pairs)
+        rows = split.rows
+        types = None if self.type_bias is None else pattern.pair_types(rows, self.hops)
+        dense = self._dense(query[rows], key[rows], value[rows], split.offsets, types)
+        return out.index_copy(0, rows, dense)
+
+    def _dense(
+        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, types: Tensor | None
+    ) -> Tensor:
+        table, rate = self._table(query), self.dropout if self.training else 0.0
+        out, _ = ops.dense_attention(
+            query, key, value, ptr, bias=table, pair_type=types, dropout=rate
+        )
+        return out
+
+    def _sparse(
+        self, query: Tensor, key: Tensor, value: Tensor, pattern: DualPattern | Split
+    ) -> Tensor:
+        table, rate = self._table(query), self.dropout if self.training else 0.0
+        types = None if table is None else pattern.types
+        out, _, _ = ops.attention(
+            query,
+            key,
+            value,
+            pattern.sources,
+            ptr=pattern.ptr,
+            bias=table,
+            bias_index=types,
+            dropout=rate,
+        )
+        return out
+
+    def _refuse_too_many(self, pairs: int) -> None:
+        """Raise a ValueError with an estimate if so many pairs are too many."""
+        if pairs > self.max_pairs:
+            width = self.channels // self.heads
+            operations = 4 * pairs * self.channels
+            raise ValueError(
+                f"dense attention does not fit: it has {pairs} pairs, expected at most "
+                f"max_pairs={self.max_pairs}. A forward pass would take about "
+                f"{operations / 1e12:.3g} * 10^12 operations ({self.heads} heads of {width} "
+                f"channels), and {pairs * self.heads * 4 / 2**30:.3g} GiB where torch stores the "
+                "scores. A larger max_pairs allows it; path=True, or a schedule without a dense "
+                "turn here, avoids it"
+            )
+
+    def extra_repr(self) -> str:
+        """The options, as they are printed."""
+        return (
+            f"{self.channels}, heads={self.heads}, policy={self.policy!r}, "
+            f"layer={self.layer} of {self.layers}, schedule={self.schedule!r}"
+        )
+
+
+def _pattern(
+    edge_index: Tensor,
+    num_nodes: int,
+    batch: Tensor | None,
+    *,
+    num_graphs: int | None,
+    token: bool,
+    path: bool,
+) -> DualPattern:
+    return dual_pattern(edge_index, num_nodes, batch, num_graphs=num_graphs, token=token, path=path)

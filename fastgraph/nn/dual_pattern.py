@@ -1,0 +1,314 @@
+"""Patterns of attention along edges, and beside it of all pairs, in batches with tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fastgraph.nn.conditions import BUDGET, Conditions, conditions
+from fastgraph.nn.pair_distances import pair_distances
+
+LOOP, EDGE, TOKEN, PATH, OTHER = range(5)
+"""The types of pairs: a node and itself, an edge, a token and a node, an edge of the path alone,
+and a pair of which only attention of all pairs knows."""
+
+TYPES = 5
+
+KEPT_PAIRS = 1 << 26
+"""The types of so many pairs, of a byte each, are kept beside a pattern."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A batch of which some graphs are dense.
+
+    Attributes:
+        rows: those of dense graphs, graph by graph, int64.
+        offsets: of these graphs among ``rows``.
+        sources, ptr, types: the entries of the other graphs, as those of :class:`DualPattern`.
+        pairs: of rows of dense graphs.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    sources: Tensor
+    ptr: Tensor
+    types: Tensor
+    pairs: int
+
+
+@dataclass(frozen=True, eq=False)
+class DualPattern:
+    """Which rows attend to which, along edges, in a batch of graphs. Made by :func:`dual_pattern`.
+
+    Rows are the nodes, as they are numbered, then one token for each graph, if there are any: edges
+    of nodes need no offset.
+
+    Attributes:
+        num_nodes: in the batch.
+        num_graphs: in the batch.
+        has_token: whether there is a global token for each graph.
+        has_path: whether consecutive nodes attend to each other.
+        sources: whom rows attend to, row by row, int64 ``[entries]``, each once.
+        ptr: offsets of rows among the entries, int64 ``[rows + 1]``.
+        types: of entries, uint8 ``[entries]``: ``LOOP``, ``EDGE``, ``TOKEN`` or ``PATH``.
+        order: rows graph by graph, with the token behind the nodes, int64 ``[rows]``, or ``None``
+            where that is the order of rows.
+        offsets: of graphs among these, int64 ``[graphs + 1]``.
+        sizes: nodes of each graph, without tokens.
+        pairs: of rows of one graph, in all.
+    """
+
+    num_nodes: int
+    num_graphs: int
+    has_token: bool
+    has_path: bool
+    sources: Tensor
+    ptr: Tensor
+    types: Tensor
+    order: Tensor | None
+    offsets: Tensor
+    sizes: tuple[int, ...]
+    pairs: int
+    _splits: dict[int, Split] = field(default_factory=dict)
+    _conditions: dict[int, tuple[Conditions, ...]] = field(default_factory=dict)
+    _pair_types: dict[int, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"DualPattern({self.num_nodes} nodes in {self.num_graphs} graphs, "
+            f"{self.num_entries} entries along edges, {self.pairs} pairs, "
+            f"token={self.has_token}, path={self.has_path})"
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Of nodes and tokens."""
+        return self.num_nodes + self.num_graphs * self.has_token
+
+    @property
+    def num_entries(self) -> int:
+        """Pairs that attend to each other along edges."""
+        return len(self.sources)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, without those of what is derived from it."""
+        tensors = (self.sources, self.ptr, self.types, self.order, self.offsets)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """The rows of ``x``, graph by graph."""
+        return x if self.order is None else x[self.order]
+
+    def back(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`in_order`."""
+        return x if self.order is None else x[self.places]
+
+    @property
+    def places(self) -> Tensor:
+        """Where each row is, graph by graph, int64 ``[rows]``."""
+        rows = torch.arange(self.num_rows, device=self.ptr.device)
+        return (
+            rows if self.order is None else rows.new_empty(len(rows)).scatter_(0, self.order, rows)
+        )
+
+    def pair_types(self, rows: Tensor | None = None, hops: int = 1) -> Tensor:
+        """The types of pairs of rows of one graph, query by query, key by key, uint8.
+
+        Args:
+            rows: queries, int64, graph by graph; default: all rows in order, so that the result is
+                ``[pairs]``.
+            hops: the longest distance along edges, from key to query, that has a type of its own:
+                of distance d from 2 on ``TYPES + d - 2``; 1 to 250.
+        """
+        if rows is not None:
+            return self._types_of_pairs(rows, hops)
+        if hops in self._pair_types:
+            return self._pair_types[hops]
+        rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
+        types = self._types_of_pairs(rows, hops)
+        if self.pairs <= KEPT_PAIRS:
+            self._pair_types[hops] = types
+        return types
+
+    def _types_of_pairs(self, rows: Tensor, hops: int) -> Tensor:
+        places, device = self.places, self.ptr.device
+        first = self.offsets[torch.bucketize(places, self.offsets, right=True) - 1]
+        sizes = (self.offsets.diff())[torch.bucketize(places[rows], self.offsets, right=True) - 1]
+        begins = offsets_of(sizes)
+        places = places - first  # within each graph
+        if hops > 1:
+            is_edge = self.types == EDGE
+            ptr = offsets_of(is_edge.int())[self.ptr]
+            names = [LOOP, EDGE, *range(TYPES, TYPES + hops - 1), OTHER]
+            distances = pair_distances(
+                ptr, self.sources[is_edge], rows, places, begins, longest=hops
+            )
+            types = torch.tensor(names, dtype=torch.uint8, device=device)[distances.long()]
+        else:
+            pairs = int(begins[-1])
+            types = torch.full((pairs,), OTHER, dtype=torch.uint8, device=device)
+        entries, counts = entries_of(self.ptr, rows)
+        to = begins[:-1].repeat_interleave(counts) + places[self.sources[entries]]
+        types[to] = self.types[entries]
+        return types
+
+    def conditions(self, layers: int, budget: int = BUDGET) -> tuple[Conditions, ...]:
+        """:func:`fastgraph.nn.conditions` of each graph with its token, once."""
+        if layers not in self._conditions:
+            self._conditions[layers] = tuple(self._conditions_one_by_one(layers, budget))
+        return self._conditions[layers]
+
+    def _conditions_one_by_one(self, layers: int, budget: int) -> list[Conditions]:
+        ptr, sources, types = (x.cpu() for x in (self.ptr, self.sources, self.types))
+        attending = torch.arange(len(ptr) - 1).repeat_interleave(ptr.diff())
+        found, first = [], 0
+        for size in self.sizes:
+            own = slice(int(ptr[first]), int(ptr[first + size]))
+            is_own = types[own] != TOKEN
+            index = torch.stack([sources[own], attending[own]])[:, is_own] - first
+            found.append(conditions(index, size, layers, token=self.has_token, budget=budget))
+            first += size
+        return found
+
+    def split(self, layers: int) -> Split:
+        """The dense graphs and the others: those that all three conditions allow, once."""
+        if layers not in self._splits:
+            self._splits[layers] = self._make_split(
+                torch.tensor(
+                    [not found.hold for found in self.conditions(layers)], dtype=torch.bool
+                )
+            )
+        return self._splits[layers]
+
+    def _make_split(self, is_dense: Tensor) -> Split:
+        is_dense = is_dense.to(self.ptr.device)
+        sizes = self.offsets.diff()
+        of_order = is_dense.repeat_interleave(sizes)
+        rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))[of_order]
+        own = sizes[is_dense]
+        counts = self.ptr.diff()
+        is_kept = torch.ones_like(counts, dtype=torch.bool)
+        is_kept[rows] = False
+        kept = is_kept.repeat_interleave(counts)
+        return Split(
+            rows,
+            offsets_of(own),
+            self.sources[kept],
+            offsets_of(torch.where(is_kept, counts, 0)),
+            self.types[kept],
+            int((own * own).sum()),
+        )
+
+
+def dual_pattern(
+    edge_index: Tensor,
+    num_nodes: int,
+    batch: Tensor | None = None,
+    *,
+    num_graphs: int | None = None,
+    token: bool = False,
+    path: bool = False,
+) -> DualPattern:
+    """The pattern of a batch of graphs: neighbours, self-loops, and tokens.
+
+    Every node attends to itself, whether ``edge_index`` has the loop or not, and edges that come
+    several times count once.
+
+    Args:
+        edge_index: int64 or int32 ``[2, E]``: node ``edge_index[1, e]`` attends to ``[0, e]``.
+        num_nodes: in the batch.
+        batch: the graph of each node, int64 ``[num_nodes]``, ascending; default: one graph.
+        num_graphs: default: the last graph of ``batch``, and those before it.
+        token: whether each graph has a global token, which attends to all of its nodes and to
+            itself, and all nodes to it.
+        path: whether consecutive nodes of a graph attend to each other, which makes a Hamiltonian
+            path of their order; clusters should be consecutive then.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or order, or an edge joins two graphs.
+        IndexError: ``edge_index`` points outside the nodes.
+    """
+    graph = _graphs(edge_index, num_nodes, batch)
+    last = int(graph[-1]) + 1 if num_nodes else 0
+    if num_graphs is None:
+        num_graphs = 1 if batch is None else last
+    elif num_graphs < last:
+        raise ValueError(f"num_graphs: expected at least {last}, as batch has, got {num_graphs}")
+    source, destination = edge_index.long()
+    if not torch.equal(graph[source], graph[destination]):
+        edge = int((graph[source] != graph[destination]).nonzero()[0])
+        raise ValueError(f"edge_index: edge {edge} joins two graphs of batch")
+    device, rows = edge_index.device, num_nodes + num_graphs * token
+    every = torch.arange(rows, device=device)
+    edges = torch.unique((destination * rows + source)[source != destination])
+    found = [(edges, EDGE), (every * (rows + 1), LOOP)]
+    if token:
+        nodes, tokens = every[:num_nodes], graph + num_nodes
+        found += [(nodes * rows + tokens, TOKEN), (tokens * rows + nodes, TOKEN)]
+    if path:
+        first = every[: max(num_nodes - 1, 0)][graph[:-1] == graph[1:]]
+        steps = torch.cat([first * rows + first + 1, (first + 1) * rows + first])
+        found.append((steps[~torch.isin(steps, edges)], PATH))
+    keys = torch.cat([keys for keys, _ in found])
+    keys, by_key = keys.sort()
+    types = torch.cat([torch.full_like(own, kind, dtype=torch.uint8) for own, kind in found])
+    sizes = torch.bincount(graph, minlength=num_graphs)
+    lengths = sizes + token
+    order = None
+    if token and num_graphs > 1:
+        graphs = torch.cat([graph, torch.arange(num_graphs, device=device)])
+        order = graphs.argsort(stable=True)
+    return DualPattern(
+        num_nodes,
+        num_graphs,
+        token,
+        path,
+        keys % max(rows, 1),
+        offsets_of(torch.bincount(keys // max(rows, 1), minlength=rows)),
+        types[by_key],
+        order,
+        offsets_of(lengths),
+        tuple(sizes.tolist()),
+        int((lengths * lengths).sum()),
+    )
+
+
+def offsets_of(counts: Tensor) -> Tensor:
+    """Where parts of these sizes begin and end, ``[parts + 1]``."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def entries_of(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows, row by row, and how many each row has."""
+    counts = ptr[rows + 1] - ptr[rows]
+    begins = counts.cumsum(0) - counts
+    total = int(counts.sum())
+    within = torch.arange(total, device=ptr.device) - begins.repeat_interleave(counts)
+    return ptr[rows].repeat_interleave(counts) + within, counts
+
+
+def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
+    """The graph of each node, after checks of the arguments."""
+    if edge_index.dtype not in (torch.int64, torch.int32) or edge_index.dim() != 2:
+        raise ValueError(
+            "edge_index: expected int64 or int32 [2, E], "
+            f"got {edge_index.dtype} {list(edge_index.shape)}"
+        )
+    if len(edge_index) != 2:
+        raise ValueError(f"edge_index: expected [2, E], got {list(edge_index.shape)}")
+    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
+        bad = int(edge_index[(edge_index < 0) | (edge_index >= num_nodes)][0])
+        raise IndexError(f"edge_index: expected nodes of 0 to {num_nodes - 1}, got {bad}")
+    if batch is None:
+        return torch.zeros(num_nodes, dtype=torch.int64, device=edge_index.device)
+    if batch.dtype != torch.int64 or list(batch.shape) != [num_nodes]:
+        raise ValueError(
+            f"batch: expected int64 [{num_nodes}], got {batch.dtype} {list(batch.shape)}"
+        )
+    if num_nodes and (int(batch[0]) < 0 or bool((batch[1:] < batch[:-1]).any())):
+        raise ValueError("batch: expected graphs in ascending order from 0 on")
+    return batch

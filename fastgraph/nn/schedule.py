@@ -1,0 +1,97 @@
+"""Turns of attention: when it is of all pairs, and when along edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Schedule:
+    """Which layers or steps attend to all pairs of nodes: the first and every ``period``-th.
+
+    By layer each forward pass has a layer that attends to all pairs, whatever the model's depth. By
+    step all layers do in one training step of ``period``, and :meth:`step` counts steps, after the
+    optimiser's, as a scheduler of learning rates does: not the forward pass, which checkpointing
+    computes twice.
+
+    Args:
+        by: "step" or "layer".
+        period: at least 1, which is attention of all pairs always; ``None`` for never.
+        evaluation: the pattern where a model is not in training mode: "dense", "sparse", or by
+            layer "same", the default there. By step it has to be said.
+
+    Raises:
+        ValueError: an argument is none of these.
+    """
+
+    def __init__(self, by: str, period: int | None, evaluation: str | None = None) -> None:
+        if by not in ("step", "layer"):
+            raise ValueError(f"by: expected 'step' or 'layer', got {by!r}")
+        if period is not None and (type(period) is not int or period < 1):
+            raise ValueError(f"period: expected an integer of at least 1 or None, got {period!r}")
+        if evaluation is None and by == "layer":
+            evaluation = "same"
+        allowed = ("dense", "sparse", "same") if by == "layer" else ("dense", "sparse")
+        if evaluation not in allowed:
+            raise ValueError(
+                f"evaluation: expected one of {list(allowed)} for turns by {by}, got {evaluation!r}"
+            )
+        self.by, self.period, self.evaluation = by, period, evaluation
+        self._count(0)
+
+    def step(self) -> None:
+        """Go on to the next training step."""
+        self._count(self.steps + 1)
+
+    def _count(self, steps: int) -> None:
+        self.steps = steps
+        # Compiled code depends on this, and not on the count.
+        self._is_dense_step = self._is_turn(steps)
+
+    def _is_turn(self, number: int) -> bool:
+        return self.period is not None and number % self.period == 0
+
+    def is_dense(self, layer: int, training: bool) -> bool:
+        """True if a layer attends to all pairs in this step.
+
+        Args:
+            layer: its number in the model.
+            training: whether it is in training mode.
+        """
+        if not training and self.evaluation != "same":
+            return self.evaluation == "dense"
+        return self._is_turn(layer) if self.by == "layer" else self._is_dense_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps, as checkpoints have it."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the step that a checkpoint was made at."""
+        self._count(int(state["steps"]))
+
+    def __repr__(self) -> str:
+        return f"Schedule(by={self.by!r}, period={self.period}, evaluation={self.evaluation!r})"
+
+
+def period_of_share(share: float, dense: float, sparse: float) -> int:
+    """The shortest period in which dense turns take at most a share of the time of attention.
+
+    Args:
+        share: above 0, at most 1.
+        dense: the cost of a dense turn, in any unit: seconds measured on one rank and sent to all,
+            or numbers of pairs and entries.
+        sparse: the cost of a sparse turn, in the same.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    for name, value, most in (
+        ("share", share, 1.0),
+        ("dense", dense, None),
+        ("sparse", sparse, None),
+    ):
+        if not 0 < value < float("inf") or (most is not None and value > most):
+            bound = "" if most is None else f" and at most {most:g}"
+            raise ValueError(f"{name}: expected a number above 0{bound}, got {value!r}")
+    exact = 1 + dense * (1 - share) / (sparse * share)
+    return int(exact) if exact == int(exact) else int(exact) + 1
