@@ -87,19 +87,6 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose:
     return out.to(x.dtype)
 
 
-def spmm_coo(
-    index: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    num_out: int,
-    reduce: str,
-    transpose: bool,
-    is_checked: bool,
-) -> Tensor:
-    num_src, num_dst = (num_out, len(x)) if transpose else (len(x), num_out)
-    return spmm(Graph(index, num_src, num_dst), x, weight, reduce, transpose)
-
-
 def sddmm(
     graph: Graph, grad: Tensor, x: Tensor, heads: int, reduce: str, transpose: bool
 ) -> Tensor:

@@ -87,11 +87,14 @@ class Aggregation(NamedTuple):
         return (
             self.reduce in SUMS
             and edges.self_loops == 0
-            and coo_kernel(self.rows(), edges.index, None, weight, self.num_out) is not None
+            and self._coo_kernel() is not None
             and (
                 edges.transpose or weight is not None or is_first_use(edges.index, num_src, num_dst)
             )
         )
+
+    def _coo_kernel(self) -> object:
+        return coo_kernel(self.rows(), self.edges.index, self.edges.ptr, self.weight, self.num_out)
 
     def compute(self) -> Tensor:
         """The aggregated features."""
@@ -122,9 +125,15 @@ class Aggregation(NamedTuple):
         return self._placed(out)
 
     def count_rows(self) -> int:
-        """The number of rows of the result up to the last one with edges: those behind are zero."""
+        """The number of rows of the result up to the last one with edges: those behind are zero.
+
+        All where sums may be computed without a graph: what follows from this number must not
+        depend on whether there is one.
+        """
         known = self.known
         if not isinstance(known, KnownGraph) or self.node_dim != 0 or not self.x.is_cpu:
+            return self.num_out
+        if self._coo_kernel() is not None:
             return self.num_out
         return known.graph.count_rows(transpose=self.edges.transpose)
 

@@ -20,7 +20,7 @@ from fastgraph.graphs.edges import is_remembered
 from fastgraph.graphs.memo import tensor_key
 from fastgraph.graphs.sights import Sights
 from fastgraph.machine import native
-from fastgraph.plugins.backend import Kernel, device_type
+from fastgraph.plugins.backend import Kernel
 from fastgraph.registry.registry import REGISTRY
 
 _MOST_CHANNELS = 2
@@ -68,12 +68,13 @@ def coo_kernel(
     num_in, channels = x.shape[0], x.shape[1:].numel()
     if (
         not 1 <= channels <= _MOST_CHANNELS
+        or not (x.is_cpu and native.is_available())
         or ptr is not None
         or (weight is not None and weight.dim() != 1)
         or (num_in + num_out) * channels * x.element_size() > _MOST_BYTES
     ):
         return None
-    return REGISTRY.companion("spmm_coo", "spmm", device_type(x), x.dtype)
+    return REGISTRY.companion("spmm_coo", "spmm", x.dtype)
 
 
 def is_checked(index: Tensor) -> bool:

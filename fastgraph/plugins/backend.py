@@ -9,9 +9,10 @@ the signatures of their kernels:
     channels. ``reduce`` is ``"sum"``, ``"mean"`` (divide by the aggregating node's degree) or
     ``"mean_adjoint"`` (divide by the gathered node's degree).
 ``spmm_coo(index, x, weight, num_out, reduce, transpose, is_checked) -> out``
-    Optional, and used for features of one or two channels where the backend computes ``spmm``: the
-    same without a graph, each node's edges added up in the order of ``index`` ``[2, E]``, int32 or
-    int64, to be checked by the kernel unless its caller did. ``weight`` is ``None`` or ``[E]``.
+    Optional, for the CPU alone, and used for features of one or two channels where the backend
+    computes ``spmm``: the same without a graph, each node's edges added up in the order of
+    ``index`` ``[2, E]``, int32 or int64, to be checked by the kernel unless its caller did.
+    ``weight`` is ``None`` or ``[E]``.
 ``sddmm(graph, grad, x, heads, reduce, transpose) -> [E, heads]``
     For each edge and head the dot product of the rows of ``grad`` and ``x`` that it joins, scaled
     as above.

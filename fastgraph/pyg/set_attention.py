@@ -15,7 +15,11 @@ from torch import Tensor
 from torch.nn import LayerNorm, Linear
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.experimental import is_experimental_mode_enabled
-from torch_geometric.nn.aggr import GraphMultisetTransformer, SetTransformerAggregation
+from torch_geometric.nn.aggr import (
+    Aggregation,
+    GraphMultisetTransformer,
+    SetTransformerAggregation,
+)
 from torch_geometric.nn.aggr.utils import (
     MultiheadAttentionBlock,
     PoolingByMultiheadAttention,
@@ -41,6 +45,9 @@ from fastgraph.upstream import label_of
 _KNOWN = KnownModules(PoolingByMultiheadAttention, SetAttentionBlock, Linear, LayerNorm)
 _BLOCK = KnownModules(MultiheadAttentionBlock)
 _UPSTREAM = MultiheadAttentionBlock.forward
+
+_PYGS = {name: getattr(Aggregation, name) for name in ("assert_sorted_index", "to_dense_batch")}
+"""Methods of aggregations that padding calls."""
 
 _FULL = Refusal("sets fill what they are padded to: leaving the rest out would take longer")
 _MOST_FILLED = 0.75
@@ -167,9 +174,13 @@ def _is_small(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _padded_block(
     module: MultiheadAttentionBlock, x: Tensor, y: Tensor, x_mask: Tensor | None, y_mask: Tensor
 ) -> Tensor:
+    is_own = x is y and x_mask is y_mask
+    # Copies, as the caller may edit masks before the backward pass.
+    y_mask = y_mask.clone()
+    x_mask = y_mask if is_own else None if x_mask is None else x_mask.clone()
     keys = y[y_mask]
     key_ptr = _offsets_of(y_mask)
-    if x is y and x_mask is y_mask:
+    if is_own:
         queries, ptr = keys, key_ptr
     elif x_mask is not None:
         queries, ptr = x[x_mask], _offsets_of(x_mask)
@@ -220,6 +231,8 @@ def _planned(
             _count(module, no_backend)
             return None
     refusal = refusal or _blocks_refusal(blocks, x)
+    if refusal is None and any(_is_overridden(module, name) for name in _PYGS):
+        refusal = Refusal("to_dense_batch or assert_sorted_index is overridden")
     if refusal is None and (dim not in (-2, 0) or index is None):
         refusal = Refusal("no index, or another dimension than the first")
     elif refusal is None and (most is not None or is_experimental_mode_enabled(_SHAPES_STAY)):
@@ -232,6 +245,10 @@ def _planned(
     if current().strict:
         raise RouteRefusedError(f"{label_of(type(module))} cannot be routed: {found}")
     return found
+
+
+def _is_overridden(module: Any, name: str) -> bool:
+    return name in vars(module) or getattr(type(module), name) is not _PYGS[name]
 
 
 def _count(module: Any, refusal: Refusal | None) -> None:

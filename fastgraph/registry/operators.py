@@ -232,7 +232,6 @@ def _signature(positional: str, *keywords: str) -> Signature:
 
 SIGNATURES: dict[str, Signature] = {
     "spmm": _signature("graph x weight reduce transpose"),
-    "spmm_coo": _signature("index x weight num_out reduce transpose is_checked"),
     "sddmm": _signature("graph grad x heads reduce transpose"),
     "edge_softmax": _signature("graph score transpose"),
     "edge_softmax_backward": _signature("graph out grad transpose"),
@@ -252,6 +251,10 @@ SIGNATURES: dict[str, Signature] = {
 They take the graph if they need one, tensors, then options. The reference has a function of each of
 these names.
 """
+COMPANIONS: dict[str, Signature] = {
+    "spmm_coo": _signature("index x weight num_out reduce transpose is_checked"),
+}
+"""Of kernels that a backend may have on the CPU besides one above, which does the same."""
 for _operator in ATTENTIONS:
     SIGNATURES[_operator.name] = _operator.forward
     SIGNATURES[f"{_operator.name}_backward"] = _operator.backward

@@ -160,21 +160,18 @@ class Registry:
             found = self._kernels[key] = self._resolve(*key)
         return found
 
-    def companion(
-        self, operator: str, of: str, device_type: str, dtype: torch.dtype
-    ) -> Kernel | None:
-        """The kernel of an operator if the backend that computes another one has it.
+    def companion(self, operator: str, of: str, dtype: torch.dtype) -> Kernel | None:
+        """The kernel for the CPU that the backend which computes an operator has besides.
 
         Args:
-            operator: one that does the same as ``of`` for some arguments, each bit alike.
-            of: the other one, for which every backend would be asked.
-            device_type: of the tensors.
+            operator: the companion's name.
+            of: what it does for some arguments.
             dtype: of the features.
         """
-        key = (operator, device_type, dtype)
+        key = (operator, "cpu", dtype)
         if key not in self._companions:
-            backends = self._resolving(device_type)
-            asked = ([b] for b in backends if self._first_kernel([b], of, device_type, dtype))
+            backends = self._resolving("cpu")
+            asked = ([b] for b in backends if self._first_kernel([b], of, "cpu", dtype))
             self._companions[key] = self._first_kernel(next(asked, []), *key)
         return self._companions[key]
 
@@ -245,11 +242,12 @@ class Registry:
 
     def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
         kernel = self._first_kernel(self._resolving(device_type), operator, device_type, dtype)
-        if kernel is not None:
-            return kernel
-        raise NotImplementedError(
-            f"backend {self._selected!r} has no kernel {operator!r} for {dtype} on {device_type}"
-        )
+        if kernel is None:
+            raise NotImplementedError(
+                f"backend {self._selected!r} has no kernel {operator!r} "
+                f"for {dtype} on {device_type}"
+            )
+        return kernel
 
     def _resolving(self, device_type: str) -> list[Backend]:
         """The backends that may be asked for a kernel, in this order."""

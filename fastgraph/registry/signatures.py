@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastgraph.plugins.backend import Builder, Kernel
-from fastgraph.registry.operators import SIGNATURES
+from fastgraph.registry.operators import COMPANIONS, SIGNATURES
 
 
 # Each time fastgraph is switched on, for all dtypes: reading a signature takes 50 us.
@@ -22,7 +22,8 @@ def check_signature(backend: str, operator: str, kernel: Kernel) -> None:
     Raises:
         TypeError: naming backend, operator and the argument that does not fit.
     """
-    _check(f"the kernel {operator!r} of backend {backend!r}", kernel, *SIGNATURES[operator])
+    signature = SIGNATURES.get(operator) or COMPANIONS[operator]
+    _check(f"the kernel {operator!r} of backend {backend!r}", kernel, *signature)
 
 
 def check_builder(backend: str, builder: Builder) -> None:

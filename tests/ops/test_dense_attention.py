@@ -466,7 +466,7 @@ def test_derivatives_of_every_order_with_a_bias(kind: str, dropout: float, backe
         out, stats = ops.dense_attention(*inputs, ptr, dropout=dropout, seed=SEED, **given)
         return out, logsum(stats)
 
-    assert torch.autograd.gradcheck(attend, (*inputs, bias.values))
+    assert torch.autograd.gradcheck(attend, (*inputs, bias.values), check_batched_grad=True)
     assert torch.autograd.gradgradcheck(attend, (*inputs, bias.values))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import LGConv, SimpleConv
+from torch_geometric.nn import GraphConv, LGConv, SimpleConv
 
 import fastgraph
 from fastgraph import ops
@@ -19,7 +19,7 @@ NUM_SRC, NUM_DST, NUM_EDGES = 90, 70, 14_000
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu() -> None:
-    if REGISTRY.companion("spmm_coo", "spmm", "cpu", torch.float32) is None:
+    if REGISTRY.companion("spmm_coo", "spmm", torch.float32) is None:
         pytest.skip("the backend groups edges for all sums")
     MEMO.clear()
 
@@ -101,6 +101,26 @@ def test_a_layer_groups_edges_that_it_uses_again() -> None:
             outs.append(SimpleConv()((x, None), index, size=(NUM_SRC, NUM_DST)))
             assert len(MEMO) == known
             assert torch.equal(outs[0], outs[-1])
+
+
+def test_what_follows_does_not_depend_on_the_cache() -> None:
+    """Rows behind the last one with edges are multiplied, or not, at all calls alike."""
+    num_nodes = 20_000
+    index = torch.stack([torch.randint(num_nodes, (400_000,)), torch.randint(5, (400_000,))])
+    conv = GraphConv(1, 128)
+    with torch.no_grad():
+        conv.lin_rel.weight[0] = float("inf")
+    with fastgraph.enabled():
+        outs = [conv(torch.ones(num_nodes, 1), index) for _ in range(2)]
+    assert outs[0].isnan().sum() == num_nodes - 5  # 0 times infinity, as in PyG
+    assert torch.equal(outs[0].nan_to_num(), outs[1].nan_to_num())
+
+
+def test_other_backends_do_without() -> None:
+    with fastgraph.enabled(backend="reference"):
+        assert REGISTRY.companion("spmm_coo", "spmm", torch.float32) is None
+        out = SimpleConv()(torch.ones(50, 1), torch.randint(50, (2, 60_000)))
+    assert out.sum() == 60_000
 
 
 def test_a_layer_with_weights_never_does(monkeypatch: pytest.MonkeyPatch) -> None:

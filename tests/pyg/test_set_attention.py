@@ -138,6 +138,16 @@ def put_another_map(module: Any) -> None:
     module.pma.lin = nn.Sequential(module.pma.lin)
 
 
+def put_own_padding(module: Any) -> None:
+    upstream = module.to_dense_batch
+
+    def doubled(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        padded, mask = upstream(x, *args, **kwargs)
+        return 2 * padded, mask
+
+    module.to_dense_batch = doubled
+
+
 def watch(module: nn.Module) -> None:
     module.register_forward_hook(lambda *_: None)
 
@@ -149,6 +159,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "own block": (changed(put_own_block), "a block is of another class"),
     "another norm": (changed(put_another_norm), "no LayerNorm of channels"),
     "another map": (changed(put_another_map), "no Linear"),
+    "own padding": (changed(put_own_padding), "to_dense_batch or assert_sorted_index"),
 }
 
 
@@ -221,6 +232,18 @@ def test_blocks_on_padded_sets(name: str, training: bool) -> None:
     x, mask = to_dense_batch(features(), INDEX, batch_size=SETS)
     call = arguments(x + 0.3, mask)
     assert_same(module, call, layer="MultiheadAttentionBlock", training=training)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_masks_may_be_edited_before_the_backward_pass(name: str) -> None:
+    found, module = [], BLOCKS[name]()
+    for enabled in (False, True):
+        x, mask = to_dense_batch(features(), INDEX, batch_size=SETS)
+        with fastgraph.enabled() if enabled else torch.enable_grad():
+            out = module(x, mask)
+            mask.zero_()
+            found.append(torch.autograd.grad(out.square().sum(), list(module.parameters())))
+    torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("has_mask", [True, False])
