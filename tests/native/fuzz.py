@@ -41,6 +41,11 @@ Make = Callable[[Library, Draw], Prepared]
 BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
 # Nor are these.
 UNTRUSTED = {("count_tile_columns", "windows"), ("fill_tiles", "ptr")}
+UNTRUSTED |= {
+    (function, name)
+    for function in ("check_edges", "spmm_coo")
+    for name in ("source", "destination")
+}
 UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "reductions")}
 UNTRUSTED |= {("sample_neighbors", name) for name in ("src_type", "dst_type", "num_nodes")}
 UNTRUSTED |= {("random_walk", name) for name in ("rowptr", "col", "seed")}

@@ -215,6 +215,23 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": x,
             "out": out.clone(),
         },
+        "check_edges": {
+            "source": graph.col,
+            "destination": graph.row,
+            "num_sources": graph.num_cols,
+            "num_destinations": graph.num_rows,
+        },
+        "spmm_coo": {
+            "source": graph.col,
+            "destination": graph.row,
+            "transpose": False,
+            "is_checked": False,
+            "weight": torch.randn(graph.num_edges),
+            "row_scale": torch.randn(graph.num_rows),
+            "col_scale": torch.randn(graph.num_cols),
+            "x": torch.randn(graph.num_cols, 2),
+            "out": torch.empty(graph.num_rows, 2),
+        },
         "sddmm": {
             **matrix,
             "row_scale": torch.randn(graph.num_rows),
@@ -261,6 +278,8 @@ FUNCTIONS = (
     "inverse_degree",
     "order_rows",
     "spmm",
+    "check_edges",
+    "spmm_coo",
     "sddmm",
     "edge_softmax",
     "edge_softmax_backward",
@@ -290,6 +309,9 @@ LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
 LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {
     ("same_indices", "a"),
+    ("check_edges", "source"),
+    ("spmm_coo", "source"),
+    ("spmm_coo", "out"),
     ("dense_attention", "bias"),
     ("biased_attention", "table"),
     ("biased_attention_backward_src", "table"),
@@ -306,6 +328,10 @@ STRIDED = {
     ("same_indices", "a"),
     ("same_indices", "b"),
     ("inverse_degree", "rowptr"),
+    ("check_edges", "source"),
+    ("check_edges", "destination"),
+    ("spmm_coo", "source"),
+    ("spmm_coo", "destination"),
 }
 
 
