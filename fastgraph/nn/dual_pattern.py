@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fastgraph.graphs.graph import normal_mode
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
 from fastgraph.nn.pair_distances import pair_distances
 
@@ -73,7 +74,7 @@ class DualPattern:
     sizes: tuple[int, ...]
     pairs: int
     _splits: dict[int, Split] = field(default_factory=dict)
-    _conditions: dict[int, tuple[Conditions, ...]] = field(default_factory=dict)
+    _conditions: dict[tuple[int, int], tuple[Conditions, ...]] = field(default_factory=dict)
     _pair_types: dict[int, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -128,8 +129,9 @@ class DualPattern:
             return self._types_of_pairs(rows, hops)
         if hops in self._pair_types:
             return self._pair_types[hops]
-        rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
-        types = self._types_of_pairs(rows, hops)
+        with normal_mode():  # what is kept must still serve training
+            rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
+            types = self._types_of_pairs(rows, hops)
         if self.pairs <= KEPT_PAIRS:
             self._pair_types[hops] = types
         return types
@@ -157,10 +159,12 @@ class DualPattern:
         return types
 
     def conditions(self, layers: int, budget: int = BUDGET) -> tuple[Conditions, ...]:
-        """:func:`fastgraph.nn.conditions` of each graph with its token, once."""
-        if layers not in self._conditions:
-            self._conditions[layers] = tuple(self._conditions_one_by_one(layers, budget))
-        return self._conditions[layers]
+        """:func:`fastgraph.nn.conditions` of each graph with its token, once for each budget."""
+        key = layers, budget
+        if key not in self._conditions:
+            with normal_mode():
+                self._conditions[key] = tuple(self._conditions_one_by_one(layers, budget))
+        return self._conditions[key]
 
     def _conditions_one_by_one(self, layers: int, budget: int) -> list[Conditions]:
         ptr, sources, types = (x.cpu() for x in (self.ptr, self.sources, self.types))
@@ -175,13 +179,14 @@ class DualPattern:
         return found
 
     def split(self, layers: int) -> Split:
-        """The dense graphs and the others: those that all three conditions allow, once."""
+        """The dense graphs and the others: those that all three conditions allow, once.
+
+        By the answers within the default budget.
+        """
         if layers not in self._splits:
-            self._splits[layers] = self._make_split(
-                torch.tensor(
-                    [not found.hold for found in self.conditions(layers)], dtype=torch.bool
-                )
-            )
+            is_dense = [not found.hold for found in self.conditions(layers)]
+            with normal_mode():
+                self._splits[layers] = self._make_split(torch.tensor(is_dense, dtype=torch.bool))
         return self._splits[layers]
 
     def _make_split(self, is_dense: Tensor) -> Split:
@@ -232,6 +237,18 @@ def dual_pattern(
         ValueError: an argument has the wrong shape, dtype or order, or an edge joins two graphs.
         IndexError: ``edge_index`` points outside the nodes.
     """
+    with normal_mode():  # a pattern that is made in inference mode must still serve training
+        return _pattern(edge_index, num_nodes, batch, num_graphs, token, path)
+
+
+def _pattern(
+    edge_index: Tensor,
+    num_nodes: int,
+    batch: Tensor | None,
+    num_graphs: int | None,
+    token: bool,
+    path: bool,
+) -> DualPattern:
     graph = _graphs(edge_index, num_nodes, batch)
     last = int(graph[-1]) + 1 if num_nodes else 0
     if num_graphs is None:
