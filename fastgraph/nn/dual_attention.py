@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from fastgraph import ops
 from fastgraph.graphs.memo import remembered
 from fastgraph.nn.conditions import Conditions
-from fastgraph.nn.dual_pattern import TYPES, DualPattern, Split, dual_pattern
+from fastgraph.nn.dual_pattern import (
+    TYPES,
+    DualPattern,
+    Split,
+    dual_pattern,
+    refuse_beside_pattern,
+)
 from fastgraph.nn.probe import Probe, probe
 from fastgraph.nn.schedule import Schedule
 
@@ -94,6 +100,7 @@ class DualInterleavedAttention(nn.Module):
 
     Raises:
         ValueError: an argument is out of its range.
+        TypeError: ``schedule`` is none.
     """
 
     def __init__(
@@ -126,6 +133,10 @@ class DualInterleavedAttention(nn.Module):
             raise ValueError(f"hops: expected {allowed}, got {hops}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout: expected a rate from 0 to below 1, got {dropout}")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule: expected a Schedule or None, got {schedule!r}")
+        if type(max_pairs) is not int or max_pairs < 0:
+            raise ValueError(f"max_pairs: expected an integer of at least 0, got {max_pairs!r}")
         if schedule is None and policy == "union" and not path:
             schedule = Schedule("layer", layers)
         self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule
@@ -158,7 +169,20 @@ class DualInterleavedAttention(nn.Module):
         token: bool = False,
     ) -> DualPattern:
         """:func:`fastgraph.nn.dual_pattern` of this layer, for as long as these tensors live."""
-        make = partial(_pattern, num_graphs=num_graphs, token=token, path=self.path)
+        return self._pattern(edge_index, num_nodes, batch, num_graphs, token, "num_graphs")
+
+    def _pattern(
+        self,
+        edge_index: Tensor,
+        num_nodes: int,
+        batch: Tensor | None,
+        num_graphs: int | None,
+        token: bool,
+        counted: str,
+    ) -> DualPattern:
+        make = partial(
+            _pattern, num_graphs=num_graphs, token=token, path=self.path, counted=counted
+        )
         name = f"dual pattern {num_graphs} {token} {self.path}"
         return remembered(name, make, edge_index, num_nodes, batch)
 
@@ -182,8 +206,8 @@ class DualInterleavedAttention(nn.Module):
             ``[nodes, channels]``, and if there are tokens ``[graphs, channels]`` for them.
 
         Raises:
-            ValueError: an argument has the wrong shape, dtype or order; a pattern is of other nodes
-                or tokens; or a dense turn has more than ``max_pairs`` pairs.
+            ValueError: an argument has the wrong shape, dtype or order; a pattern is of other
+                nodes, tokens or ``path``; or a dense turn has more than ``max_pairs`` pairs.
             IndexError: ``edges`` points outside the nodes.
         """
         pattern = self._checked(x, edges, batch, token)
@@ -248,12 +272,18 @@ class DualInterleavedAttention(nn.Module):
         if token is not None and (token.dim() != 2 or token.shape[1] != self.channels):
             raise ValueError(f"token: expected [graphs, {self.channels}], got {list(token.shape)}")
         if isinstance(edges, Tensor):
-            graphs = None if token is None or batch is None else len(token)
-            edges = self.pattern(edges, len(x), batch, graphs, token is not None)
-        elif batch is not None:
-            raise ValueError("batch: expected None beside a pattern, which has one")
+            tokens = None if token is None or batch is None else len(token)
+            edges = self._pattern(edges, len(x), batch, tokens, token is not None, "token")
+        else:
+            refuse_beside_pattern(batch=batch)
         if edges.num_nodes != len(x):
             raise ValueError(f"edges: expected a pattern of {len(x)} nodes, got {edges.num_nodes}")
+        if edges.has_path != self.path:
+            wanted, got = ("one", "none") if self.path else ("none", "one")
+            raise ValueError(
+                f"edges: expected a pattern of path={self.path}, as the layer has, with "
+                f"{wanted} along consecutive nodes, got a pattern with {got}"
+            )
         if edges.has_token != (token is not None):
             raise ValueError(
                 f"token: expected {'one for each graph' if edges.has_token else 'None'}, as the "
@@ -363,5 +393,13 @@ def _pattern(
     num_graphs: int | None,
     token: bool,
     path: bool,
+    counted: str,
 ) -> DualPattern:
+    """:func:`dual_pattern`, where ``counted`` is the argument that says how many graphs it has."""
+    if counted == "token" and num_graphs is not None and batch is not None and batch.numel():
+        last = int(batch.max())
+        if last >= num_graphs:
+            raise ValueError(
+                f"token: expected one for each of {last + 1} graphs of batch, got {num_graphs}"
+            )
     return dual_pattern(edge_index, num_nodes, batch, num_graphs=num_graphs, token=token, path=path)

@@ -100,6 +100,13 @@ class DualPattern:
         tensors = (self.sources, self.ptr, self.types, self.order, self.offsets)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
+    @property
+    def graph_of_nodes(self) -> Tensor:
+        """The graph of each node, int64 ``[num_nodes]``, as a batch has it."""
+        graphs = torch.arange(self.num_graphs, device=self.ptr.device)
+        sizes = self.offsets.diff() - int(self.has_token)
+        return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
+
     def in_order(self, x: Tensor) -> Tensor:
         """The rows of ``x``, graph by graph."""
         return x if self.order is None else x[self.order]
@@ -292,6 +299,14 @@ def _pattern(
         tuple(sizes.tolist()),
         int((lengths * lengths).sum()),
     )
+
+
+def refuse_beside_pattern(**given: object) -> None:
+    """Raise ``ValueError`` if an argument that a pattern has in it is given besides."""
+    for name, value in given.items():
+        if value is not None:
+            got = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name}: expected None beside a pattern, which has one, got {got}")
 
 
 def offsets_of(counts: Tensor) -> Tensor:

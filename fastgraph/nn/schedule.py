@@ -66,8 +66,15 @@ class Schedule:
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the step that a checkpoint was made at."""
-        self._count(int(state["steps"]))
+        """Go to the step that a checkpoint was made at.
+
+        Raises:
+            ValueError: that is no number of steps.
+        """
+        steps = state["steps"]
+        if type(steps) is not int or steps < 0:
+            raise ValueError(f"steps: expected an integer of at least 0, got {steps!r}")
+        self._count(steps)
 
     def __repr__(self) -> str:
         return f"Schedule(by={self.by!r}, period={self.period}, evaluation={self.evaluation!r})"
