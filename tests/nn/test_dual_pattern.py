@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.nn import DualInterleavedAttention, Graphormer, dual_pattern
+from fastgraph.graphs.memo import MEMO
+from fastgraph.nn import DualInterleavedAttention, DualPattern, Graphormer, dual_pattern
 
 NODES, CHANNELS = 9, 8
 BATCH = torch.repeat_interleave(torch.arange(2), torch.tensor([4, 5]))
@@ -68,3 +70,19 @@ def test_answers_are_those_of_their_budget() -> None:
     ]
     assert verdicts == ["undecided", "yes", "undecided"]
     assert pattern.split(40).pairs == 0  # by the default budget, after another was asked for
+
+
+def test_types_of_pairs_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = EDGES.clone()
+    whole = DualInterleavedAttention(CHANNELS, 2).pattern(edges, NODES, BATCH, token=True)
+    before, counted = whole.nbytes, MEMO.nbytes
+    types = whole.pair_types(hops=3)
+    assert types.nbytes == 5 * 5 + 6 * 6 == whole.nbytes - before == MEMO.nbytes - counted
+    module = sys.modules[DualPattern.__module__]
+    monkeypatch.setattr(module, "BLOCK_PAIRS", 13)  # two queries, and one
+    apart = dual_pattern(EDGES, NODES, BATCH, token=True)
+    assert torch.equal(apart.pair_types(hops=3), types)
+    monkeypatch.setattr(module, "BLOCK_PAIRS", 1)
+    rows = torch.tensor([3, 5, 8])
+    some = [pattern.pair_types(rows, hops=3) for pattern in (apart, whole)]
+    assert torch.equal(*some) and len(some[0]) == 5 + 6 + 6
