@@ -93,7 +93,7 @@ class DualInterleavedAttention(nn.Module):
         bias: whether projections have one.
         type_bias: whether scores have a learned bias of each head by the type of the pair: a loop,
             an edge, a token, the path, or none of these. In dense turns it takes a byte for each
-            pair, which is kept beside the pattern of small graphs.
+            pair, and little more while it is made, which is kept beside the pattern up to 64 MiB.
         hops: with ``type_bias``, up to which distance along edges, 1 to 250, pairs have biases of
             their own in dense turns: Graphormer's spatial encoding (Ying et al., NeurIPS 2021).
         max_pairs: beyond which a dense turn is refused.
@@ -198,7 +198,9 @@ class DualInterleavedAttention(nn.Module):
         Args:
             x: ``[nodes, channels]``.
             edges: int64 or int32 ``[2, E]``, where node ``edges[1, e]`` attends to ``edges[0, e]``;
-                or a pattern, which several layers may share, and which compiled code needs.
+                or a pattern, which several layers may share, and which compiled code needs. With
+                ``type_bias`` or the policy ``"paper"`` it must have been used once before, not
+                compiled, as what is derived from it depends on its values.
             batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph.
             token: the global token of each graph, ``[graphs, channels]``.
 

@@ -31,7 +31,8 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
     ``attn_type="dual"`` is :class:`fastgraph.nn.DualInterleavedAttention`, along the edges in some
     turns and of all pairs in others (TorchGT, SC 2024). ``attn_kwargs`` are its options: without
     ``layers`` and ``layer``, or another schedule, all turns are of all pairs. The ``state_dict`` is
-    that of ``"multihead"``, so that either can go on from the other.
+    that of ``"multihead"`` unless ``type_bias`` adds a parameter, so that either can go on from the
+    other.
     """
 
     attn: Any

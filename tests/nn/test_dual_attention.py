@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -463,6 +465,12 @@ def test_a_period_of_a_share_of_time(
     assert period_of_share(share, dense, sparse) == period
     taken = [dense / (dense + (p - 1) * sparse) for p in (period, period - 1) if p]
     assert taken[0] <= share + 1e-12 and all(more > share for more in taken[1:])
+
+
+def test_periods_are_not_too_long_by_rounding() -> None:
+    for hundredths, dense, sparse in itertools.product(range(1, 101), range(1, 30), (1, 2, 3, 5)):
+        exact = 1 + Fraction(dense * (100 - hundredths), sparse * hundredths)
+        assert period_of_share(hundredths / 100, dense, sparse) == math.ceil(exact)
 
 
 @pytest.mark.parametrize(
