@@ -1,4 +1,4 @@
-"""What patterns of dual-interleaved attention keep: for whom it serves, and how large it is."""
+"""Derived parts that a pattern of dual-interleaved attention keeps: their use and their size."""
 
 from __future__ import annotations
 
