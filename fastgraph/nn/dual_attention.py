@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from fastgraph import ops
 from fastgraph.graphs.memo import remembered
 from fastgraph.nn.conditions import Conditions
-from fastgraph.nn.dual_pattern import TYPES, DualPattern, Split, dual_pattern
+from fastgraph.nn.dual_pattern import (
+    TYPES,
+    DualPattern,
+    Split,
+    dual_pattern,
+    refuse_beside_pattern,
+)
 from fastgraph.nn.probe import Probe, probe
 from fastgraph.nn.schedule import Schedule
 
@@ -87,13 +93,14 @@ class DualInterleavedAttention(nn.Module):
         bias: whether projections have one.
         type_bias: whether scores have a learned bias of each head by the type of the pair: a loop,
             an edge, a token, the path, or none of these. In dense turns it takes a byte for each
-            pair, which is kept beside the pattern of small graphs.
+            pair, and little more while it is made, which is kept beside the pattern up to 64 MiB.
         hops: with ``type_bias``, up to which distance along edges, 1 to 250, pairs have biases of
             their own in dense turns: Graphormer's spatial encoding (Ying et al., NeurIPS 2021).
         max_pairs: beyond which a dense turn is refused.
 
     Raises:
         ValueError: an argument is out of its range.
+        TypeError: ``schedule`` is none.
     """
 
     def __init__(
@@ -126,6 +133,10 @@ class DualInterleavedAttention(nn.Module):
             raise ValueError(f"hops: expected {allowed}, got {hops}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout: expected a rate from 0 to below 1, got {dropout}")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule: expected a Schedule or None, got {schedule!r}")
+        if type(max_pairs) is not int or max_pairs < 0:
+            raise ValueError(f"max_pairs: expected an integer of at least 0, got {max_pairs!r}")
         if schedule is None and policy == "union" and not path:
             schedule = Schedule("layer", layers)
         self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule
@@ -158,7 +169,20 @@ class DualInterleavedAttention(nn.Module):
         token: bool = False,
     ) -> DualPattern:
         """:func:`fastgraph.nn.dual_pattern` of this layer, for as long as these tensors live."""
-        make = partial(_pattern, num_graphs=num_graphs, token=token, path=self.path)
+        return self._pattern(edge_index, num_nodes, batch, num_graphs, token, "num_graphs")
+
+    def _pattern(
+        self,
+        edge_index: Tensor,
+        num_nodes: int,
+        batch: Tensor | None,
+        num_graphs: int | None,
+        token: bool,
+        counted: str,
+    ) -> DualPattern:
+        make = partial(
+            _pattern, num_graphs=num_graphs, token=token, path=self.path, counted=counted
+        )
         name = f"dual pattern {num_graphs} {token} {self.path}"
         return remembered(name, make, edge_index, num_nodes, batch)
 
@@ -174,7 +198,9 @@ class DualInterleavedAttention(nn.Module):
         Args:
             x: ``[nodes, channels]``.
             edges: int64 or int32 ``[2, E]``, where node ``edges[1, e]`` attends to ``edges[0, e]``;
-                or a pattern, which several layers may share, and which compiled code needs.
+                or a pattern, which several layers may share, and which compiled code needs. With
+                ``type_bias`` or the policy ``"paper"`` it must have been used once before, not
+                compiled, as what is derived from it depends on its values.
             batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph.
             token: the global token of each graph, ``[graphs, channels]``.
 
@@ -182,8 +208,8 @@ class DualInterleavedAttention(nn.Module):
             ``[nodes, channels]``, and if there are tokens ``[graphs, channels]`` for them.
 
         Raises:
-            ValueError: an argument has the wrong shape, dtype or order; a pattern is of other nodes
-                or tokens; or a dense turn has more than ``max_pairs`` pairs.
+            ValueError: an argument has the wrong shape, dtype or order; a pattern is of other
+                nodes, tokens or ``path``; or a dense turn has more than ``max_pairs`` pairs.
             IndexError: ``edges`` points outside the nodes.
         """
         pattern = self._checked(x, edges, batch, token)
@@ -248,12 +274,18 @@ class DualInterleavedAttention(nn.Module):
         if token is not None and (token.dim() != 2 or token.shape[1] != self.channels):
             raise ValueError(f"token: expected [graphs, {self.channels}], got {list(token.shape)}")
         if isinstance(edges, Tensor):
-            graphs = None if token is None or batch is None else len(token)
-            edges = self.pattern(edges, len(x), batch, graphs, token is not None)
-        elif batch is not None:
-            raise ValueError("batch: expected None beside a pattern, which has one")
+            tokens = None if token is None or batch is None else len(token)
+            edges = self._pattern(edges, len(x), batch, tokens, token is not None, "token")
+        else:
+            refuse_beside_pattern(batch=batch)
         if edges.num_nodes != len(x):
             raise ValueError(f"edges: expected a pattern of {len(x)} nodes, got {edges.num_nodes}")
+        if edges.has_path != self.path:
+            wanted, got = ("one", "none") if self.path else ("none", "one")
+            raise ValueError(
+                f"edges: expected a pattern of path={self.path}, as the layer has, with "
+                f"{wanted} along consecutive nodes, got a pattern with {got}"
+            )
         if edges.has_token != (token is not None):
             raise ValueError(
                 f"token: expected {'one for each graph' if edges.has_token else 'None'}, as the "
@@ -363,5 +395,13 @@ def _pattern(
     num_graphs: int | None,
     token: bool,
     path: bool,
+    counted: str,
 ) -> DualPattern:
+    """:func:`dual_pattern`, where ``counted`` is the argument that says how many graphs it has."""
+    if counted == "token" and num_graphs is not None and batch is not None and batch.numel():
+        last = int(batch.max())
+        if last >= num_graphs:
+            raise ValueError(
+                f"token: expected one for each of {last + 1} graphs of batch, got {num_graphs}"
+            )
     return dual_pattern(edge_index, num_nodes, batch, num_graphs=num_graphs, token=token, path=path)

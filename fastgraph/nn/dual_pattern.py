@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fastgraph.graphs.graph import normal_mode
+from fastgraph.graphs.memo import MEMO
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
 from fastgraph.nn.pair_distances import pair_distances
 
@@ -18,6 +21,9 @@ TYPES = 5
 
 KEPT_PAIRS = 1 << 26
 """The types of so many pairs, of a byte each, are kept beside a pattern."""
+
+BLOCK_PAIRS = 1 << 18
+"""Distances are looked for among so many pairs at once, or those of one query."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +79,7 @@ class DualPattern:
     sizes: tuple[int, ...]
     pairs: int
     _splits: dict[int, Split] = field(default_factory=dict)
-    _conditions: dict[int, tuple[Conditions, ...]] = field(default_factory=dict)
+    _conditions: dict[tuple[int, int], tuple[Conditions, ...]] = field(default_factory=dict)
     _pair_types: dict[int, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -95,9 +101,20 @@ class DualPattern:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, without those of what is derived from it."""
-        tensors = (self.sources, self.ptr, self.types, self.order, self.offsets)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        """Bytes, with those of the types of pairs and the splits that it keeps."""
+        tensors = [self.sources, self.ptr, self.types, self.offsets, *self._pair_types.values()]
+        if self.order is not None:
+            tensors.append(self.order)
+        for split in self._splits.values():
+            tensors += [split.rows, split.offsets, split.sources, split.ptr, split.types]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def graph_of_nodes(self) -> Tensor:
+        """The graph of each node, int64 ``[num_nodes]``, as a batch has it."""
+        graphs = torch.arange(self.num_graphs, device=self.ptr.device)
+        sizes = self.offsets.diff() - int(self.has_token)
+        return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
 
     def in_order(self, x: Tensor) -> Tensor:
         """The rows of ``x``, graph by graph."""
@@ -118,6 +135,9 @@ class DualPattern:
     def pair_types(self, rows: Tensor | None = None, hops: int = 1) -> Tensor:
         """The types of pairs of rows of one graph, query by query, key by key, uint8.
 
+        Takes a byte for each pair, and with ``hops`` beside that what searches among
+        ``BLOCK_PAIRS`` pairs take: tens of bytes for each of their edges.
+
         Args:
             rows: queries, int64, graph by graph; default: all rows in order, so that the result is
                 ``[pairs]``.
@@ -128,10 +148,12 @@ class DualPattern:
             return self._types_of_pairs(rows, hops)
         if hops in self._pair_types:
             return self._pair_types[hops]
-        rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
-        types = self._types_of_pairs(rows, hops)
+        with normal_mode():  # what is kept must still serve training
+            rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
+            types = self._types_of_pairs(rows, hops)
         if self.pairs <= KEPT_PAIRS:
             self._pair_types[hops] = types
+            MEMO.recount()  # it may keep the pattern
         return types
 
     def _types_of_pairs(self, rows: Tensor, hops: int) -> Tensor:
@@ -140,27 +162,43 @@ class DualPattern:
         sizes = (self.offsets.diff())[torch.bucketize(places[rows], self.offsets, right=True) - 1]
         begins = offsets_of(sizes)
         places = places - first  # within each graph
+        types = torch.full((int(begins[-1]),), OTHER, dtype=torch.uint8, device=device)
         if hops > 1:
-            is_edge = self.types == EDGE
-            ptr = offsets_of(is_edge.int())[self.ptr]
-            names = [LOOP, EDGE, *range(TYPES, TYPES + hops - 1), OTHER]
-            distances = pair_distances(
-                ptr, self.sources[is_edge], rows, places, begins, longest=hops
-            )
-            types = torch.tensor(names, dtype=torch.uint8, device=device)[distances.long()]
-        else:
-            pairs = int(begins[-1])
-            types = torch.full((pairs,), OTHER, dtype=torch.uint8, device=device)
+            self._add_distances(types, rows, places, begins, hops)
         entries, counts = entries_of(self.ptr, rows)
         to = begins[:-1].repeat_interleave(counts) + places[self.sources[entries]]
         types[to] = self.types[entries]
         return types
 
+    def _add_distances(
+        self, types: Tensor, rows: Tensor, places: Tensor, begins: Tensor, hops: int
+    ) -> None:
+        """Write the types of pairs that are up to ``hops`` edges apart, block by block."""
+        is_edge = self.types == EDGE
+        ptr, sources = offsets_of(is_edge.int())[self.ptr], self.sources[is_edge]
+        names = [LOOP, EDGE, *range(TYPES, TYPES + hops - 1), OTHER]
+        names_of = torch.tensor(names, dtype=torch.uint8, device=types.device)
+        ends, first = begins.tolist(), 0
+        while first < len(rows):
+            last = max(bisect_right(ends, ends[first] + BLOCK_PAIRS) - 1, first + 1)
+            distances = pair_distances(
+                ptr,
+                sources,
+                rows[first:last],
+                places,
+                begins[first : last + 1] - begins[first],
+                longest=hops,
+            )
+            torch.index_select(names_of, 0, distances.int(), out=types[ends[first] : ends[last]])
+            first = last
+
     def conditions(self, layers: int, budget: int = BUDGET) -> tuple[Conditions, ...]:
-        """:func:`fastgraph.nn.conditions` of each graph with its token, once."""
-        if layers not in self._conditions:
-            self._conditions[layers] = tuple(self._conditions_one_by_one(layers, budget))
-        return self._conditions[layers]
+        """:func:`fastgraph.nn.conditions` of each graph with its token, once for each budget."""
+        key = layers, budget
+        if key not in self._conditions:
+            with normal_mode():
+                self._conditions[key] = tuple(self._conditions_one_by_one(layers, budget))
+        return self._conditions[key]
 
     def _conditions_one_by_one(self, layers: int, budget: int) -> list[Conditions]:
         ptr, sources, types = (x.cpu() for x in (self.ptr, self.sources, self.types))
@@ -175,13 +213,15 @@ class DualPattern:
         return found
 
     def split(self, layers: int) -> Split:
-        """The dense graphs and the others: those that all three conditions allow, once."""
+        """The dense graphs and the others: those that all three conditions allow, once.
+
+        By the answers within the default budget.
+        """
         if layers not in self._splits:
-            self._splits[layers] = self._make_split(
-                torch.tensor(
-                    [not found.hold for found in self.conditions(layers)], dtype=torch.bool
-                )
-            )
+            is_dense = [not found.hold for found in self.conditions(layers)]
+            with normal_mode():
+                self._splits[layers] = self._make_split(torch.tensor(is_dense, dtype=torch.bool))
+            MEMO.recount()
         return self._splits[layers]
 
     def _make_split(self, is_dense: Tensor) -> Split:
@@ -232,6 +272,18 @@ def dual_pattern(
         ValueError: an argument has the wrong shape, dtype or order, or an edge joins two graphs.
         IndexError: ``edge_index`` points outside the nodes.
     """
+    with normal_mode():  # a pattern that is made in inference mode must still serve training
+        return _pattern(edge_index, num_nodes, batch, num_graphs, token, path)
+
+
+def _pattern(
+    edge_index: Tensor,
+    num_nodes: int,
+    batch: Tensor | None,
+    num_graphs: int | None,
+    token: bool,
+    path: bool,
+) -> DualPattern:
     graph = _graphs(edge_index, num_nodes, batch)
     last = int(graph[-1]) + 1 if num_nodes else 0
     if num_graphs is None:
@@ -275,6 +327,14 @@ def dual_pattern(
         tuple(sizes.tolist()),
         int((lengths * lengths).sum()),
     )
+
+
+def refuse_beside_pattern(**given: object) -> None:
+    """Raise ``ValueError`` if an argument that a pattern has in it is given besides."""
+    for name, value in given.items():
+        if value is not None:
+            got = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name}: expected None beside a pattern, which has one, got {got}")
 
 
 def offsets_of(counts: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fastgraph.nn.dual_pattern import DualPattern
+from fastgraph.nn.dual_pattern import DualPattern, refuse_beside_pattern
 from fastgraph.nn.transformer_layer import TransformerLayer
 
 
@@ -76,6 +76,12 @@ class GraphTransformer(nn.Module):
         )
         self.out = nn.Linear(channels, out_channels)
 
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        for module in (self.features, self.positions, *self.layers, self.out):
+            if module is not None:
+                cast(TransformerLayer | nn.Linear, module).reset_parameters()
+
     def forward(
         self,
         x: Tensor,
@@ -90,7 +96,8 @@ class GraphTransformer(nn.Module):
         Args:
             x: ``[nodes, in_channels]``.
             edges: int64 or int32 ``[2, E]``, or a pattern without tokens.
-            batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph.
+            batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph. Not
+                beside a pattern, which has it, and neither is ``num_graphs``.
             num_graphs: default: the last graph of ``batch``, and those before it.
             positions: of nodes, ``[nodes, position_channels]``.
 
@@ -107,6 +114,8 @@ class GraphTransformer(nn.Module):
         if isinstance(pattern, Tensor):
             first = cast(TransformerLayer, self.layers[0])
             pattern = first.self_attn.pattern(pattern, len(x), batch, num_graphs)
+        else:
+            refuse_beside_pattern(batch=batch, num_graphs=num_graphs)
         h = self.features(x)
         if self.positions is not None:
             h = h + self.positions(self._signed(positions, len(x)))

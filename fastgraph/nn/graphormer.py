@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.dual_pattern import EDGE, DualPattern, offsets_of
+from fastgraph.nn.dual_pattern import EDGE, DualPattern, offsets_of, refuse_beside_pattern
 from fastgraph.nn.transformer_layer import TransformerLayer
 
 
@@ -148,7 +148,8 @@ class Graphormer(nn.Module):
         Args:
             x: ``[nodes, in_channels]``.
             edges: int64 or int32 ``[2, E]``, or the :meth:`pattern`.
-            batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph.
+            batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph. Not
+                beside a pattern, which has it, and neither is ``num_graphs``.
             num_graphs: default: the last graph of ``batch``, and those before it.
 
         Returns:
@@ -158,11 +159,11 @@ class Graphormer(nn.Module):
             ValueError: as :meth:`DualInterleavedAttention.forward`.
             IndexError: ``edges`` points outside the nodes.
         """
-        pattern = (
-            edges
-            if isinstance(edges, DualPattern)
-            else self.pattern(edges, len(x), batch, num_graphs)
-        )
+        if isinstance(edges, DualPattern):
+            refuse_beside_pattern(batch=batch, num_graphs=num_graphs)
+            pattern = edges
+        else:
+            pattern = self.pattern(edges, len(x), batch, num_graphs)
         into, out_of = degrees(pattern)
         h = self.features(x) + self.in_degrees(into.clamp(max=self.max_degree))
         h = h + self.out_degrees(out_of.clamp(max=self.max_degree))

@@ -10,7 +10,7 @@ import torch
 
 from fastgraph.nn.adjacency import Adjacency, Integers
 from fastgraph.nn.answer import Answer
-from fastgraph.nn.hamiltonian_search import EXACT_NODES, exact_path, path_by_rotations
+from fastgraph.nn.hamiltonian_search import EXACT_NODES, exact_cost, exact_path, path_by_rotations
 
 STRUCTURE_EDGES = 250_000
 """Blocks and strong components are looked for among so many edges at most: in Python objects each
@@ -29,7 +29,7 @@ def hamiltonian_path(adjacency: Adjacency, token: bool, budget: int) -> Answer:
     Args:
         adjacency: without the token.
         token: whether there is a node joined with all, whose number is the next one.
-        budget: nodes that a search may touch.
+        budget: nodes, or words of sets of nodes, that a search may touch.
 
     Returns:
         Yes, with the path, or with the nodes by ascending degree if a theorem says it; no, with
@@ -43,14 +43,14 @@ def hamiltonian_path(adjacency: Adjacency, token: bool, budget: int) -> Answer:
         if answer is not None:
             return answer
     searched = adjacency.with_token() if token else adjacency
-    is_small = searched.num_nodes <= EXACT_NODES
+    is_small = searched.num_nodes <= EXACT_NODES and exact_cost(searched.num_nodes) <= budget
     path = path_by_rotations(searched, min(budget, SMALL_BUDGET) if is_small else budget)
     if path is None and is_small:
         path = exact_path(searched)
         if path is None:
             return Answer("no", "none of all sets of nodes has a path to the next", None)
     if path is None:
-        return Answer("undecided", f"no path was found within a budget of {budget} nodes")
+        return Answer("undecided", f"no path was found within a budget of {budget}")
     if not searched.has_path(path):
         raise RuntimeError("a search found a path with nodes that no edge joins")
     return Answer("yes", "a path was found", torch.from_numpy(path))

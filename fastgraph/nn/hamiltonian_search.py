@@ -155,6 +155,11 @@ class _Search:
         self.left -= len(path) - first
 
 
+def exact_cost(nodes: int) -> int:
+    """Words of 64 bits that :func:`exact_path` has for the sets of so many nodes."""
+    return (1 << nodes) // 2
+
+
 def exact_path(adjacency: Adjacency) -> Integers | None:
     """A Hamiltonian path of at most ``EXACT_NODES`` nodes, or ``None`` if there is none.
 

@@ -33,7 +33,8 @@ def reachability(adjacency: Adjacency, layers: int, token: bool, budget: int) ->
     if nodes <= 1:
         return Answer("yes", "there is at most one node", _nodes(*range(nodes)))
     if len(adjacency.keys) == nodes * (nodes - 1):
-        return Answer("yes", "every node is joined with every other", _nodes(0))
+        centre = None if layers == 1 else _nodes(0)  # over which it takes two steps
+        return Answer("yes", "every node is joined with every other", centre)
     if layers == 1:
         return _no(*_missing_pair(adjacency), layers)
     if token:

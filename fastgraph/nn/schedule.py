@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+ROUNDING = 1e-14
+"""Of a period, relative: some operations in double precision, each of 1e-16."""
 
 
 class Schedule:
@@ -11,7 +15,8 @@ class Schedule:
     By layer each forward pass has a layer that attends to all pairs, whatever the model's depth. By
     step all layers do in one training step of ``period``, and :meth:`step` counts steps, after the
     optimiser's, as a scheduler of learning rates does: not the forward pass, which checkpointing
-    computes twice.
+    computes twice. No model has the count in its ``state_dict``: checkpoints need
+    :meth:`state_dict` besides.
 
     Args:
         by: "step" or "layer".
@@ -66,8 +71,15 @@ class Schedule:
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the step that a checkpoint was made at."""
-        self._count(int(state["steps"]))
+        """Go to the step that a checkpoint was made at.
+
+        Raises:
+            ValueError: that is no number of steps.
+        """
+        steps = state["steps"]
+        if type(steps) is not int or steps < 0:
+            raise ValueError(f"steps: expected an integer of at least 0, got {steps!r}")
+        self._count(steps)
 
     def __repr__(self) -> str:
         return f"Schedule(by={self.by!r}, period={self.period}, evaluation={self.evaluation!r})"
@@ -75,6 +87,10 @@ class Schedule:
 
 def period_of_share(share: float, dense: float, sparse: float) -> int:
     """The shortest period in which dense turns take at most a share of the time of attention.
+
+    To rounding, so that a share of 0.1 is a tenth. It is the share of turns by step; by layer it
+    is that of a model whose layers are a multiple of the period, as each forward pass begins with
+    a dense one.
 
     Args:
         share: above 0, at most 1.
@@ -94,4 +110,5 @@ def period_of_share(share: float, dense: float, sparse: float) -> int:
             bound = "" if most is None else f" and at most {most:g}"
             raise ValueError(f"{name}: expected a number above 0{bound}, got {value!r}")
     exact = 1 + dense * (1 - share) / (sparse * share)
-    return int(exact) if exact == int(exact) else int(exact) + 1
+    nearest = round(exact)
+    return nearest if abs(exact - nearest) <= ROUNDING * exact else math.ceil(exact)

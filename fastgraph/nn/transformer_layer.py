@@ -57,6 +57,11 @@ class TransformerLayer(nn.Module):
         self.linear2 = nn.Linear(feed_forward, channels)
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
 
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        for module in (self.self_attn, self.linear1, self.linear2, self.norm1, self.norm2):
+            module.reset_parameters()
+
     def forward(
         self, x: Tensor, pattern: DualPattern, token: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:

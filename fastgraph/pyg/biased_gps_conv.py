@@ -31,7 +31,8 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
     ``attn_type="dual"`` is :class:`fastgraph.nn.DualInterleavedAttention`, along the edges in some
     turns and of all pairs in others (TorchGT, SC 2024). ``attn_kwargs`` are its options: without
     ``layers`` and ``layer``, or another schedule, all turns are of all pairs. The ``state_dict`` is
-    that of ``"multihead"``, so that either can go on from the other.
+    that of ``"multihead"`` unless ``type_bias`` adds a parameter, so that either can go on from the
+    other.
     """
 
     attn: Any
@@ -84,15 +85,16 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
                 ``[pairs]``.
             pattern: of the nodes, for ``attn_type="dual"``, as
                 :func:`fastgraph.nn.dual_pattern` makes it without a token; default: made of
-                ``edge_index``, a tensor ``[2, E]``, and ``batch``, once.
+                ``edge_index``, a tensor ``[2, E]``, and ``batch``, once. ``batch`` is that of the
+                pattern, and may be missing where ``norm`` does not ask for it.
             kwargs: further arguments of ``conv``.
 
         Raises:
             TypeError: ``edge_index`` is no tensor of edges, attention is ``dual``, and there is no
                 pattern.
             ValueError: attention is not ``multihead``, or a ``MultiheadAttention`` that computes
-                something else than attention of all pairs; ``batch`` is not ascending; or the bias
-                has the wrong shape, dtype or device.
+                something else than attention of all pairs; ``batch`` is not ascending, or not
+                that of ``pattern``; or the bias has the wrong shape, dtype or device.
             IndexError: ``pair_type`` holds a type that the table lacks.
         """
         if isinstance(self.attn, DualInterleavedAttention):
@@ -101,6 +103,8 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
                     "attn_bias: expected None with attn_type 'dual', whose biases are by types of "
                     "pairs, attn_kwargs={'type_bias': True}, got a tensor"
                 )
+            if pattern is not None:
+                _check_batch(pattern, batch, self.norm_with_batch)
             attend = partial(_in_turns, self.attn, x, edge_index, batch, pattern)
             return layer_output(self, x, edge_index, batch, kwargs, attend)
         if pattern is not None:
@@ -119,6 +123,18 @@ class GPSConv(OfPyG):  # type: ignore[misc]  # PyG has no types
             raise ValueError(f"GPSConv cannot compute with attn_bias: {refusal or ptr}")
         attend = partial(self_attention, self.attn, x, ptr, attn_bias, pair_type)
         return layer_output(self, x, edge_index, batch, kwargs, attend)
+
+
+def _check_batch(pattern: DualPattern, batch: Tensor | None, is_normalised: bool) -> None:
+    """Raise ``ValueError`` if a batch has other graphs than a pattern beside it."""
+    if batch is None:
+        if is_normalised and pattern.num_graphs > 1:
+            raise ValueError(
+                f"batch: expected the graphs of the pattern, {pattern.num_graphs}, for norm, "
+                "which is by graphs, got None"
+            )
+    elif not torch.compiler.is_compiling() and not torch.equal(batch, pattern.graph_of_nodes):
+        raise ValueError("batch: expected the graphs of the pattern, got others")
 
 
 def _in_turns(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -465,6 +467,12 @@ def test_a_period_of_a_share_of_time(
     assert taken[0] <= share + 1e-12 and all(more > share for more in taken[1:])
 
 
+def test_periods_are_not_too_long_by_rounding() -> None:
+    for hundredths, dense, sparse in itertools.product(range(1, 101), range(1, 30), (1, 2, 3, 5)):
+        exact = 1 + Fraction(dense * (100 - hundredths), sparse * hundredths)
+        assert period_of_share(hundredths / 100, dense, sparse) == math.ceil(exact)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -475,6 +483,9 @@ def test_a_period_of_a_share_of_time(
         (lambda: layer(hops=2), "hops: expected 1 without type_bias, got 2"),
         (lambda: layer(hops=251, type_bias=True), "hops: expected 1 to 250, got 251"),
         (lambda: layer(dropout=1.0), "dropout: expected a rate"),
+        (lambda: layer(max_pairs=-1), "max_pairs: expected an integer of at least 0, got -1"),
+        (lambda: Schedule("layer", 2).load_state_dict({"steps": -1}),
+         "steps: expected an integer of at least 0, got -1"),
         (lambda: Schedule("epoch", 2), "by: expected 'step' or 'layer', got 'epoch'"),
         (lambda: Schedule("layer", 0), "period: expected an integer of at least 1 or None, got 0"),
         (lambda: Schedule("step", 2), "evaluation: expected one of .*sparse'.* by step, got None"),
@@ -482,7 +493,7 @@ def test_a_period_of_a_share_of_time(
         (lambda: period_of_share(0.0, 1.0, 1.0), "share: expected a number above 0 and at most 1"),
         (lambda: period_of_share(0.5, 1.0, 0.0), "sparse: expected a number above 0, got 0.0"),
     ],
-)
+)  # fmt: skip
 def test_bad_options(make: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
@@ -506,10 +517,13 @@ ACROSS = torch.tensor([[0], [1]])
         ({"batch": BATCH.flip(0)}, ValueError, "batch: expected graphs in ascending order"),
         ({"batch": BATCH[1:]}, ValueError, r"batch: expected int64 \[25\]"),
         ({"token": torch.zeros(GRAPHS, 3)}, ValueError, r"token: expected \[graphs, 12\]"),
-        ({"token": torch.zeros(2, 12)}, ValueError, "num_graphs: expected at least 5.* got 2"),
+        ({"token": torch.zeros(2, 12)}, ValueError,
+         "token: expected one for each of 5 graphs of batch, got 2"),
         ({"token": torch.zeros(2, 12), "batch": None, "edges": EDGES[:, :0]}, ValueError,
          "token: expected one for each of 1 graphs, got 2"),
         ({"edges": some_pattern()}, ValueError, "batch: expected None beside a pattern"),
+        ({"edges": some_pattern(path=True), "batch": None}, ValueError,
+         "edges: expected a pattern of path=False, as the layer has, .* got a pattern with one"),
         ({"edges": some_pattern(token=True), "batch": None}, ValueError,
          "token: expected one for each graph, as the pattern has, got None"),
         ({"edges": some_pattern(), "batch": None, "x": torch.zeros(3, 12)}, ValueError,
@@ -520,6 +534,14 @@ def test_bad_input(arguments: dict[str, Any], error: type[Exception], text: str)
     given = {"x": inputs(False)[0], "edges": EDGES, "batch": BATCH} | arguments
     with pytest.raises(error, match=text):
         layer()(**given)
+
+
+def test_paths_are_asked_for() -> None:
+    x = inputs(False)[0]
+    with pytest.raises(ValueError, match=r"edges: expected a pattern of path=True.* none"):
+        layer(path=True)(x, some_pattern())
+    with pytest.raises(TypeError, match="schedule: expected a Schedule or None, got 'layer'"):
+        layer(schedule="layer")
 
 
 def test_bad_probes() -> None:

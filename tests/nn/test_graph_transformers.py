@@ -222,3 +222,24 @@ def test_bad_input() -> None:
         Graphormer.slim(IN, OUT)(x, dual_pattern(EDGES, NODES))
     with pytest.raises(ValueError, match="num_graphs: expected at least 3, as batch has, got 2"):
         plain(x, EDGES, BATCH, 2)
+
+
+@pytest.mark.parametrize("make", [Graphormer.slim, GraphTransformer])
+def test_a_pattern_has_the_batch(make: Any) -> None:
+    model, x = make(IN, OUT), inputs().float()
+    pattern = model.layers[0].self_attn.pattern(
+        EDGES, NODES, BATCH, token=isinstance(model, Graphormer)
+    )
+    for name, value, got in (("batch", BATCH, "a tensor"), ("num_graphs", GRAPHS, GRAPHS)):
+        with pytest.raises(ValueError, match=f"{name}: expected None beside a pattern.* {got}"):
+            model(x, pattern, **{name: value})
+
+
+def test_parameters_are_drawn_anew() -> None:
+    model = GraphTransformer(IN, OUT, position_channels=2, type_bias=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7)
+    model.reset_parameters()
+    assert not any(bool((parameter == 7).any()) for parameter in model.parameters())
+    assert bool((model.layers[3].norm2.weight == 1).all())

@@ -111,8 +111,12 @@ def test_schedules_and_resets() -> None:
          "attn_bias: expected None with attn_type 'dual'.*'type_bias': True"),
         ({}, {"pattern": dual_pattern(EDGES, NODES)}, ValueError,
          "pattern: expected None with attn_type 'multihead'"),
-        ({"attn_type": "dual"}, {"pattern": dual_pattern(EDGES, NODES, token=True)}, ValueError,
-         "token: expected one for each graph, as the pattern has, got None"),
+        ({"attn_type": "dual"}, {"pattern": dual_pattern(EDGES, NODES, BATCH, token=True)},
+         ValueError, "token: expected one for each graph, as the pattern has, got None"),
+        ({"attn_type": "dual"}, {"pattern": dual_pattern(EDGES, NODES)}, ValueError,
+         "batch: expected the graphs of the pattern, got others"),
+        ({"attn_type": "dual"}, {"pattern": dual_pattern(EDGES, NODES, BATCH), "batch": None},
+         ValueError, "batch: expected the graphs of the pattern, 4, for norm, .* got None"),
         ({"attn_type": "dual"}, {"edge_index": to_torch_csr_tensor(EDGES, size=NODES).double()},
          TypeError, r"edge_index: expected a tensor \[2, E\] with attn_type 'dual'"),
     ],
@@ -123,6 +127,12 @@ def test_bad_input(
     arguments: dict[str, Any] = {"edge_index": EDGES, "batch": BATCH} | given
     with pytest.raises(error, match=text):
         layer(**options)(features(), **arguments)
+
+
+def test_norms_of_all_nodes_need_no_batch_beside_a_pattern() -> None:
+    own, x = layer(attn_type="dual", norm="batch_norm"), features()
+    truth = own(x, EDGES, BATCH)
+    assert torch.equal(own(x, EDGES, pattern=dual_pattern(EDGES, NODES, BATCH)), truth)
 
 
 def test_unknown_kinds_are_pygs_error() -> None:
