@@ -159,3 +159,45 @@ def _digests_on_a_device() -> list[bool]:
 
 def test_digests_on_a_device_tell_tensors_apart() -> None:
     assert forks.on_ranks(_digests_on_a_device, 1) == [[True, True]]
+
+
+def _mask(*places: int, size: int = 10) -> Tensor:
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(places), True)
+
+
+PAIRS = (
+    (_mask(0, 6), _mask(2, 4)),
+    (_mask(1, 7), _mask(3, 5)),
+    (_mask(1, 3, 5), _mask(9)),
+    (torch.tensor([5, 0, 5, 0, 5]), torch.tensor([6, 0, 3, 0, 6])),
+)
+"""Which weigh the same where an element counts by a product with its position."""
+
+
+@pytest.mark.parametrize(("x", "other"), PAIRS)
+def test_digests_are_not_those_of_the_same_weight(x: Tensor, other: Tensor) -> None:
+    assert digest_there(x) != digest_there(other)
+
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, torch.int64])
+def test_digests_tell_signs_apart(dtype: torch.dtype) -> None:
+    """Of each element alone, of all, and of each two."""
+    x = torch.arange(1, 41).to(dtype)
+    signs = 1 - 2 * torch.eye(40)
+    flipped = [x * row.to(dtype) for row in signs]
+    flipped += [x * (a * b).to(dtype) for i, a in enumerate(signs) for b in signs[:i]]
+    digests = {int(digest_there(one)) for one in (x, -x, *flipped)}
+    assert len(digests) == 2 + len(flipped)
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_digests_of_random_masks_are_as_many(size: int) -> None:
+    torch.manual_seed(0)
+    masks = [_mask(*torch.randperm(size)[: size // 10].tolist(), size=size) for _ in range(3000)]
+    digests = torch.stack([digest_there(mask) for mask in masks])
+    assert len(digests.unique()) == len(masks)
+    for bit in range(64):  # each is set in half of them, but for chance: here by 5.5 deviations
+        assert abs(int((digests >> bit & 1).sum()) - 1500) < 150

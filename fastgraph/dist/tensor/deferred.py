@@ -1,6 +1,6 @@
 """Comparisons of what is on a device, for which the host never waits.
 
-The device computes 63 bits of each tensor, after what has computed the tensor. They are copied to
+The device computes 64 bits of each tensor, after what has computed the tensor. They are copied to
 the host while the device goes on, and read when another step was taken.
 """
 
