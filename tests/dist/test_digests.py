@@ -116,7 +116,7 @@ EDITED, LAST = 7, 9
 """In step 8 of a script ranks compare; the step after it they have the outcome."""
 
 
-def _edited_on_a_device(by: float) -> tuple[int, str, list[str]]:
+def _edited_on_a_device(by: float, is_taken_back: bool = False) -> tuple[int, str, list[str]]:
     """The steps that went well after rank 1 has edited a parameter, the error, and the waits."""
     torch.set_default_dtype(torch.float64)
     late_collectives.install()
@@ -124,9 +124,9 @@ def _edited_on_a_device(by: float) -> tuple[int, str, list[str]]:
     data, trained = fgd.shard(graph()).to(standin.DEVICE), Trained(standin.DEVICE)
     DIGESTS.begin()
     for step in range(LAST):
-        if step == EDITED and WORLD.rank == 1:
+        if WORLD.rank == 1 and (step == EDITED or (is_taken_back and step == EDITED + 1)):
             with torch.no_grad():
-                trained.model.lin.weight[0, 0] += by
+                trained.model.lin.weight[0, 0] += by if step == EDITED else -by
         with standin.waits() as waits:
             try:
                 trained.step(data)
@@ -140,6 +140,12 @@ def test_what_differs_in_a_later_step_on_a_device_is_an_error_a_step_later() -> 
         assert steps == LAST - 1
         assert "of shape [8, 8] and torch.float64 is not the same" in error
         assert not [wait for wait in waits if "event" in wait]
+
+
+def test_what_differs_in_a_later_step_is_judged_by_what_it_was_then() -> None:
+    for steps, error, _ in forks.on_ranks(_edited_on_a_device, 2, 1.0, True):
+        assert steps == LAST - 1
+        assert "of shape [8, 8] and torch.float64 is not the same" in error
 
 
 def test_rounding_on_a_device_is_no_error() -> None:
