@@ -80,7 +80,8 @@ class IndexOnDevice:
 
     The device compares, and the host says yes. Where that was wrong, a later question raises, as
     soon as the device has told: torch counts all edits of an index but those through ``.data`` and
-    by other libraries.
+    by other libraries. One comparison is on its way at a time: what is asked meanwhile is not
+    compared, and what only the last one finds is never told.
 
     Args:
         tensor: of integers or booleans.
