@@ -134,7 +134,7 @@ class Watchdog:
         return said
 
     def _run(self, stop: threading.Event) -> None:
-        while not stop.wait(_SECONDS_BETWEEN_LOOKS):
+        while not stop.wait(_SECONDS_BETWEEN_LOOKS) and not BOARD.is_over:
             try:
                 self.look()
             except (RanksDivergedError, CollectiveError) as error:
