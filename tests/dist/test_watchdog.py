@@ -158,6 +158,27 @@ def test_what_a_device_has_gone_beyond_is_forgotten() -> None:
         assert max(of_rank) <= standin.LAG + 1
 
 
+def _begun_again() -> tuple[int, bool, bool]:
+    """What is watched after ranks have joined again, and which of both threads goes on."""
+    on_device()
+    WATCHDOG.waits(Asked(7, "all_reduce of [3]", is_of_host=False))
+    before = WATCHDOG._stop
+    WATCHDOG.begin()
+    return len(WATCHDOG._waiting), before.is_set(), WATCHDOG._stop.is_set()
+
+
+def test_ranks_that_join_again_are_watched_anew() -> None:
+    assert forks.on_ranks(_begun_again, 2) == [(0, True, False)] * 2
+
+
+def test_a_store_that_goes_while_a_thread_asks_for_it_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WORLD, "size", 2)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    assert board._store() is None
+
+
 def test_hosts_that_wait_by_themselves_are_not_watched() -> None:
     for started in forks.on_ranks(_is_watched, 2):
         assert not started

@@ -213,4 +213,7 @@ def _store() -> Any:
     if WORLD.size == 1 or not dist.is_initialized():
         return None
     c10d: Any = dist.distributed_c10d
-    return c10d.PrefixStore("fastgraph", c10d._get_default_store())
+    try:
+        return c10d.PrefixStore("fastgraph", c10d._get_default_store())
+    except ValueError:  # ranks have left the group, while a thread beside the program asked
+        return None
