@@ -116,7 +116,7 @@ EDITED, LAST = 7, 9
 """In step 8 of a script ranks compare; the step after it they have the outcome."""
 
 
-def _edited_on_a_device(by: float) -> tuple[int, str, list[str]]:
+def _edited_on_a_device(by: float, is_taken_back: bool = False) -> tuple[int, str, list[str]]:
     """The steps that went well after rank 1 has edited a parameter, the error, and the waits."""
     torch.set_default_dtype(torch.float64)
     late_collectives.install()
@@ -124,9 +124,9 @@ def _edited_on_a_device(by: float) -> tuple[int, str, list[str]]:
     data, trained = fgd.shard(graph()).to(standin.DEVICE), Trained(standin.DEVICE)
     DIGESTS.begin()
     for step in range(LAST):
-        if step == EDITED and WORLD.rank == 1:
+        if WORLD.rank == 1 and (step == EDITED or (is_taken_back and step == EDITED + 1)):
             with torch.no_grad():
-                trained.model.lin.weight[0, 0] += by
+                trained.model.lin.weight[0, 0] += by if step == EDITED else -by
         with standin.waits() as waits:
             try:
                 trained.step(data)
@@ -140,6 +140,12 @@ def test_what_differs_in_a_later_step_on_a_device_is_an_error_a_step_later() -> 
         assert steps == LAST - 1
         assert "of shape [8, 8] and torch.float64 is not the same" in error
         assert not [wait for wait in waits if "event" in wait]
+
+
+def test_what_differs_in_a_later_step_is_judged_by_what_it_was_then() -> None:
+    for steps, error, _ in forks.on_ranks(_edited_on_a_device, 2, 1.0, True):
+        assert steps == LAST - 1
+        assert "of shape [8, 8] and torch.float64 is not the same" in error
 
 
 def test_rounding_on_a_device_is_no_error() -> None:
@@ -159,3 +165,45 @@ def _digests_on_a_device() -> list[bool]:
 
 def test_digests_on_a_device_tell_tensors_apart() -> None:
     assert forks.on_ranks(_digests_on_a_device, 1) == [[True, True]]
+
+
+def _mask(*places: int, size: int = 10) -> Tensor:
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(places), True)
+
+
+PAIRS = (
+    (_mask(0, 6), _mask(2, 4)),
+    (_mask(1, 7), _mask(3, 5)),
+    (_mask(1, 3, 5), _mask(9)),
+    (torch.tensor([5, 0, 5, 0, 5]), torch.tensor([6, 0, 3, 0, 6])),
+)
+"""Which weigh the same where an element counts by a product with its position."""
+
+
+@pytest.mark.parametrize(("x", "other"), PAIRS)
+def test_digests_are_not_those_of_the_same_weight(x: Tensor, other: Tensor) -> None:
+    assert digest_there(x) != digest_there(other)
+
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, torch.int64])
+def test_digests_tell_signs_apart(dtype: torch.dtype) -> None:
+    """Of each element alone, of all, and of each two."""
+    x = torch.arange(1, 41).to(dtype)
+    signs = 1 - 2 * torch.eye(40)
+    flipped = [x * row.to(dtype) for row in signs]
+    flipped += [x * (a * b).to(dtype) for i, a in enumerate(signs) for b in signs[:i]]
+    digests = {int(digest_there(one)) for one in (x, -x, *flipped)}
+    assert len(digests) == 2 + len(flipped)
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_digests_of_random_masks_are_as_many(size: int) -> None:
+    torch.manual_seed(0)
+    masks = [_mask(*torch.randperm(size)[: size // 10].tolist(), size=size) for _ in range(3000)]
+    digests = torch.stack([digest_there(mask) for mask in masks])
+    assert len(digests.unique()) == len(masks)
+    for bit in range(64):  # each is set in half of them, but for chance: here by 5.5 deviations
+        assert abs(int((digests >> bit & 1).sum()) - 1500) < 150

@@ -6,11 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import fastgraph.dist as fgd
+from fastgraph.dist.balance.balance import Measurement
 from fastgraph.dist.balance.features import describe, gini
-from fastgraph.dist.balance.performance import Estimate
+from fastgraph.dist.balance.performance import Estimate, _same_random_states
 from fastgraph.dist.balance.shares import capped, solve
 from fastgraph.dist.graphs.partition import partition
-from fastgraph.dist.ranks.phases import Phases, imbalance, separated
+from fastgraph.dist.graphs.relayout import Placement
+from fastgraph.dist.ranks.phases import RECORDER, Phases, imbalance, separated
+from tests import forks
+from tests.dist import graphs
 
 EDGES = torch.tensor([[0, 1, 2, 2, 3, 4, 4, 0], [1, 0, 2, 0, 0, 3, 0, 3]])
 OWNER = torch.tensor([0, 0, 0, 1, 1])
@@ -49,6 +54,26 @@ def test_phases() -> None:
     assert first.total == 10.0 and imbalance([first, second]) == 6 / 5
     with pytest.raises(ValueError, match="as many collectives"):
         separated([1.0, 1.0], [[1.0], []])
+
+
+def _fail(placement: Placement) -> None:
+    with _same_random_states(), Measurement(placement):
+        assert RECORDER.collectives is not None
+        torch.rand(3)
+        raise ValueError("step")
+
+
+def _left_by_an_error() -> tuple[bool, bool]:
+    """That nothing is recorded after a failed step, and that random states are those before."""
+    placement = Placement.of(fgd.shard(graphs.graph()))
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match="step"):
+        _fail(placement)
+    return RECORDER.collectives is None, torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_step_that_fails_leaves_nothing_on() -> None:
+    assert forks.on_ranks(_left_by_an_error, 1) == [(True, True)]
 
 
 class TestRegressors:

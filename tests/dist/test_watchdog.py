@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
+from collections.abc import Callable
 from unittest import mock
 
+import pytest
 import torch
+import torch.distributed as dist
 
 from fastgraph.dist.ranks import board, ending, transport, watchdog
-from fastgraph.dist.ranks.board import BOARD
-from fastgraph.dist.ranks.watchdog import WATCHDOG
-from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.ranks.board import BOARD, Asked, Board
+from fastgraph.dist.ranks.watchdog import WATCHDOG, Watchdog, Watched
+from fastgraph.dist.ranks.world import WORLD, RanksDivergedError
 from tests import forks, late_collectives, standin
 
 ALONE = 1
@@ -49,9 +53,15 @@ def on_device() -> torch.Tensor:
 
 
 def _told_of_a_late_rank() -> str:
-    x, said = on_device(), Heard()
+    x = on_device()
+    looks = WATCHDOG._beats
+    while WATCHDOG._beats < looks + 2:  # one that began before the device was done may still speak
+        time.sleep(0.01)
+    said = io.StringIO() if WORLD.rank == ALONE else Heard()
     if WORLD.rank == ALONE:
+        sys.stderr = said
         waits_for_the_other()
+        sys.stderr = sys.__stderr__
     else:
         while "all_reduce" not in BOARD.beats()[ALONE]:
             time.sleep(0.01)
@@ -69,7 +79,7 @@ def test_people_are_told_for_what_a_device_waits_and_what_others_asked_for_last(
     ours, others = first.split("; ")[:2]
     assert "test_watchdog.py:" in ours
     assert others.startswith("rank 1 has last asked its device to wait for all_reduce of [3] ")
-    assert not of_late
+    assert not of_late  # whose device waited for nothing meanwhile
 
 
 def _error_of_a_failed_rank() -> str:
@@ -95,6 +105,45 @@ def test_a_rank_whose_device_waits_for_one_that_failed_ends_by_that() -> None:
     assert error.endswith("but rank 1 has failed: ValueError: alone")
 
 
+@pytest.mark.parametrize(
+    ("end", "heard"),
+    [
+        (lambda board: board.fail(ValueError("alone")), "rank 1 has failed: ValueError: alone"),
+        (lambda board: board.end(), "rank 1 has come to the end of its script"),
+    ],
+)
+def test_the_last_word_of_a_rank_stays_when_its_device_still_waits(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[Board], None], heard: str
+) -> None:
+    store, of_rank = dist.HashStore(), Board()
+    monkeypatch.setattr(board, "_store", lambda: store)
+    monkeypatch.setattr(watchdog, "BOARD", of_rank)
+    monkeypatch.setattr(WORLD, "size", 2)
+    monkeypatch.setattr(WORLD, "rank", 1)
+    watched = Watchdog()
+    watched._waiting.append(
+        Watched(Asked(7, "all_reduce of [3]", is_of_host=False), "x.py:1", time.monotonic() - 10)
+    )
+    end(of_rank)
+    watched.look()
+    assert of_rank.is_over  # at which its thread ends
+    monkeypatch.setattr(WORLD, "rank", 0)
+    assert Board().gone() == heard
+
+
+def test_what_a_host_and_its_device_wait_for_both_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(board, "_store", lambda: store)
+    monkeypatch.setattr(WORLD, "size", 2)
+    monkeypatch.setattr(WORLD, "rank", 1)
+    Board().look(Asked(8, "barrier of []"), "y.py:2")
+    Board().look(Asked(7, "all_reduce of [3]", is_of_host=False), "x.py:1")
+    monkeypatch.setattr(WORLD, "rank", 0)
+    for number, what in (8, "barrier of [] at y.py:2"), (7, "all_reduce of [3] at x.py:1"):
+        with pytest.raises(RanksDivergedError, match=re.escape(f"rank 1: {what}")):
+            Board().look(Asked(number, "all_to_all of [3]"), "z.py:3")
+
+
 def _watched() -> list[int]:
     """The collectives that are watched, after each of some that have ended."""
     x, found = on_device(), []
@@ -107,6 +156,27 @@ def _watched() -> list[int]:
 def test_what_a_device_has_gone_beyond_is_forgotten() -> None:
     for of_rank in forks.on_ranks(_watched, 2):
         assert max(of_rank) <= standin.LAG + 1
+
+
+def _begun_again() -> tuple[int, bool, bool]:
+    """What is watched after ranks have joined again, and which of both threads goes on."""
+    on_device()
+    WATCHDOG.waits(Asked(7, "all_reduce of [3]", is_of_host=False))
+    before = WATCHDOG._stop
+    WATCHDOG.begin()
+    return len(WATCHDOG._waiting), before.is_set(), WATCHDOG._stop.is_set()
+
+
+def test_ranks_that_join_again_are_watched_anew() -> None:
+    assert forks.on_ranks(_begun_again, 2) == [(0, True, False)] * 2
+
+
+def test_a_store_that_goes_while_a_thread_asks_for_it_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WORLD, "size", 2)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    assert board._store() is None
 
 
 def test_hosts_that_wait_by_themselves_are_not_watched() -> None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from fastgraph.dist.graphs.relayout import Placement
 from fastgraph.dist.ranks import transport
@@ -159,6 +159,8 @@ def measured(data: Data | HeteroData | DGLGraph, epochs: int = 1) -> Iterator[Ba
 class Measurement:
     """A measurement that is going on, from when this is made until :meth:`finish`.
 
+    As a context it measures until its end, by an error, too.
+
     Attributes:
         balance: filled in when it is finished.
     """
@@ -170,6 +172,12 @@ class Measurement:
         transport.barrier()
         self._collectives, self._clock = RECORDER.begin(), RECORDER.clock
         self._started, self._first, self._last = time.perf_counter(), self._clock.now(), None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def seconds(self) -> float:

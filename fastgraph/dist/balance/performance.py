@@ -164,9 +164,9 @@ class Performance:
             graph = _on_device(shard(data, parts=owner, mode="halo"), self.training)
             placement = Placement.of(graph)
             step, epochs = _warmed_up(self.training, graph, placement)
-            measurement = Measurement(placement)
-            for _ in range(epochs):
-                step()
+            with Measurement(placement) as measurement:
+                for _ in range(epochs):
+                    step()
             measured = measurement.finish(epochs).measured
         pairs = zip(self.factors, measured, estimate.phases, strict=True)
         self.factors = [
@@ -421,9 +421,9 @@ class _Sampler:
         step, epochs = _warmed_up(train, graph, placement)
         counts_peak = train.device == HOST and restart_peak()
         before = resident()
-        measurement = Measurement(placement)
-        for _ in range(epochs):
-            step()
+        with Measurement(placement) as measurement:
+            for _ in range(epochs):
+                step()
         balance: Balance = measurement.finish(epochs)
         peak = resident("VmHWM")
         own = balance.measured[WORLD.rank]
@@ -442,10 +442,12 @@ class _Sampler:
 def _same_random_states() -> Iterator[None]:
     """Have a program draw afterwards what it would have drawn."""
     state, of_device = torch.get_rng_state(), random_state(WORLD.device)
-    yield
-    torch.set_rng_state(state)
-    if of_device is not None:
-        set_random_state(WORLD.device, of_device)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        if of_device is not None:
+            set_random_state(WORLD.device, of_device)
 
 
 def _on_device(graph: Data | HeteroData, train: Training) -> Data | HeteroData:
@@ -458,8 +460,8 @@ def _warmed_up(
     """A function that trains for an epoch, when all is planned, and how often to time it."""
     step = train.steps(graph)
     step()  # plans, sorted graphs
-    warm = Measurement(placement)
-    step()
+    with Measurement(placement) as warm:
+        step()
     seconds = max(one.total for one in warm.finish(1).measured)
     return step, max(2, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-6))))
 

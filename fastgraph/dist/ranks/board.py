@@ -6,6 +6,7 @@ has waited for some seconds looks at what the others have said, and each that wa
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ ADVICE = (
 
 _FAILED, _ENDED, _WAITS = "failed", "ended", "waits"
 
+_OF_DEVICE = "device "
+
 
 class Asked(NamedTuple):
     """A collective that this rank has asked for.
@@ -52,11 +55,12 @@ class Board:
     Attributes:
         number: of collectives that this rank has asked for.
         digest: of all of them, in their order.
+        is_over: whether this rank has failed or ended.
     """
 
     def __init__(self) -> None:
         self.number = self.digest = 0
-        self._has_ended = False
+        self.is_over = self._has_ended = False
 
     def look(self, asked: Asked, line: str = "") -> None:
         """Say what this rank has waited for, and see what the others have said.
@@ -71,7 +75,9 @@ class Board:
             CollectiveError: another rank has failed.
         """
         line = line or line_of_program()
-        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line}")
+        # A thread says what a device waits for, and knows nothing of the program's own word.
+        kind = "" if asked.is_of_host else _OF_DEVICE
+        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line}", kind)
         for rank, state, rest in self._others() or []:
             mine = f"rank {WORLD.rank} of {WORLD.size} waits for {asked.what}"
             if state == _FAILED:
@@ -103,13 +109,14 @@ class Board:
 
     def fail(self, error: BaseException) -> None:
         """Say that this rank has failed."""
+        self.is_over = True
         self._say(f"{_FAILED}\n{type(error).__name__}: {error}")
 
     def end(self) -> None:
         """Say that the script of this rank has come to its end."""
         if not self._has_ended:
             self._say(f"{_ENDED}\n{self.number}")
-            self._has_ended = True
+            self.is_over = self._has_ended = True
 
     def meet(self, *further: int) -> list[list[int]]:
         """Say that the script has come to its end, and wait until those of all ranks have.
@@ -125,7 +132,7 @@ class Board:
             RanksDivergedError: another rank waits for this one.
             CollectiveError: another rank has failed.
         """
-        self._has_ended = True
+        self.is_over = self._has_ended = True
         facts = [self.number, self.digest, *further]
         self._say("\n".join([_ENDED, *map(str, facts)]))
         found = {WORLD.rank: facts}
@@ -161,18 +168,19 @@ class Board:
         return ", ".join(said)
 
     def _others(self) -> list[tuple[int, str, list[str]]] | None:
-        """The ranks that have said something, of which kind it is, and the rest of it.
+        """Ranks and what they or their devices have said: of which kind it is, and the rest of it.
 
         ``None`` where the store is gone.
         """
         store, found = _store(), []
         if store is None:
             return None
-        for rank in range(WORLD.size):
+        for rank, kind in itertools.product(range(WORLD.size), ("", _OF_DEVICE)):
+            key = f"{kind}{rank}"
             try:
-                if rank == WORLD.rank or not store.check([str(rank)]):
+                if rank == WORLD.rank or not store.check([key]):
                     continue
-                state, *rest = store.get(str(rank)).decode().split("\n", 3)
+                state, *rest = store.get(key).decode().split("\n", 3)
             except (RuntimeError, ConnectionError):  # with the rank that had the store
                 return None
             found.append((rank, state, rest))
@@ -205,4 +213,7 @@ def _store() -> Any:
     if WORLD.size == 1 or not dist.is_initialized():
         return None
     c10d: Any = dist.distributed_c10d
-    return c10d.PrefixStore("fastgraph", c10d._get_default_store())
+    try:
+        return c10d.PrefixStore("fastgraph", c10d._get_default_store())
+    except ValueError:  # ranks have left the group, while a thread beside the program asked
+        return None

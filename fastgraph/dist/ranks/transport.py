@@ -376,8 +376,10 @@ def _wait(work: dist.Work, asked: Asked) -> None:
     """
     if not asked.is_of_host:
         watched = WATCHDOG.waits(asked)
-        work.wait()
-        WATCHDOG.was_told(watched)
+        try:
+            work.wait()
+        finally:
+            WATCHDOG.was_told(watched)
         return
     while True:
         was_completed = work.is_completed()

@@ -63,8 +63,14 @@ class Watchdog:
         self._stop: threading.Event | None = None
 
     def begin(self) -> None:
-        """Watch from now on, where devices wait for collectives."""
-        if WORLD.size == 1 or WORLD.device == HOST or WORLD.through == "gloo" or self._stop:
+        """Watch from now on, where devices wait for collectives, and nothing of ranks before."""
+        if self._stop is not None:
+            self._stop.set()
+            self._stop = None
+        self._waiting.clear()
+        self._last, self._told_at = "", 0.0
+        self._heard.clear()
+        if WORLD.size == 1 or WORLD.device == HOST or WORLD.through == "gloo":
             return
         self._stop = threading.Event()
         thread = threading.Thread(target=self._run, args=(self._stop,), daemon=True)
@@ -134,7 +140,8 @@ class Watchdog:
         return said
 
     def _run(self, stop: threading.Event) -> None:
-        while not stop.wait(_SECONDS_BETWEEN_LOOKS):
+        torch.get_device_module(WORLD.device).set_device(WORLD.device)  # of each thread its own
+        while not stop.wait(_SECONDS_BETWEEN_LOOKS) and not BOARD.is_over:
             try:
                 self.look()
             except (RanksDivergedError, CollectiveError) as error:

@@ -1,6 +1,6 @@
 """Comparisons of what is on a device, for which the host never waits.
 
-The device computes 63 bits of each tensor, after what has computed the tensor. They are copied to
+The device computes 64 bits of each tensor, after what has computed the tensor. They are copied to
 the host while the device goes on, and read when another step was taken.
 """
 
@@ -19,7 +19,8 @@ class Compared(NamedTuple):
     """A replicated tensor on a device.
 
     Attributes:
-        x: itself, held until it is compared.
+        x: what it held when it met sharded tensors, a copy if rounding may differ; kept until it is
+            compared.
         name: in the program.
         line: of the program where it met sharded tensors.
     """
@@ -39,7 +40,9 @@ class Deferred:
 
     def add(self, x: Tensor, name: str, line: str) -> None:
         """Have the device compute the digest of what a tensor holds now."""
-        self._tensors.append(Compared(x, name, line))
+        # An optimizer may have changed it, or the program, when its digest is read.
+        kept = x.clone() if x.is_floating_point() else x
+        self._tensors.append(Compared(kept, name, line))
         self._digests.append(digest_there(x))
 
     def send(self) -> None:

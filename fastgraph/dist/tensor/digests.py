@@ -1,7 +1,7 @@
 """Comparisons of replicated tensors and random states, which must be the same on all ranks.
 
 A program that draws from a generator without a seed, or from the order of a set, is another one on
-each rank, and its results are those of none. So in the first steps of a training ranks compare 64
+each rank, and its results are those of none. So in the first steps of a training ranks compare 62
 bits of whatever meets sharded tensors, and of what optimizers have changed.
 
 Each comparison waits for the other ranks, so they end where training has gone through two steps. A
@@ -9,7 +9,7 @@ rank may take steps that others do not, of a model of its own. So each rank coun
 sends what is left with each comparison: as long as one has steps left, all compare. What a script
 decides later, as by the time, shows at steps whose number is a power of two, and at its end.
 
-What a device has is read in the first two steps only. In later ones the device computes the 64 bits
+What a device has is read in the first two steps only. In later ones the device computes 64 bits
 itself, and the host looks at them a step later (:mod:`fastgraph.dist.tensor.deferred`).
 """
 
@@ -270,7 +270,7 @@ def _is_rounded(x: Tensor) -> bool:
 
 
 def _digest(x: Tensor) -> int:
-    """63 bits of a tensor."""
+    """62 bits of a tensor, which the host reads."""
     kind = kind_of(x)
     if x.layout != torch.strided:
         return kind
