@@ -141,7 +141,7 @@ NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 cusparse = $(if $(NVCC),$(call tools,cuda))
 
 # Switching is the same for every backend, and its tests start processes that do not know this one.
-# GPSConv is routed on CPUs alone.
+# GPSConv and Set Transformers are routed on CPUs alone.
 # Training on real graphs would take the emulator hours. What never calls a kernel is `test`'s.
 # Tests marked as repeats, which show kernels nothing that others do not, are left to `test-all`.
 emulate: install emulator ## run the kernels for GPUs on the emulator, and count which lines of them run
@@ -152,7 +152,7 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
 	  $(addprefix tests/pyg/test_traced,.py _aggregations.py _guards.py _kept.py _refusals.py _softmax.py) \
 	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) \
-	  $(addprefix tests/pyg/test_,switching.py gps_conv.py biased_gps_conv.py))
+	  $(addprefix tests/pyg/test_,switching.py gps_conv.py biased_gps_conv.py dual_gps_conv.py set_attention.py))
 	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
 	then $(EMULATED) DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \
 	else echo "skipped: DGL's graphs beside emulated features, as 'make test-dgl' has installed no DGL"; \

@@ -195,8 +195,9 @@ def dense_attention_backward(
             delta = delta - graph.queries(grad_logsum.unsqueeze(-1))
         of_score = weight * (product - delta)
         if wants_bias:
-            by_pair = of_score.permute(1, 2, 0)
-            of_scores.append(by_pair.reshape(-1, by_pair.shape[2]))  # flatten has no batching rule
+            # Reshaped, as flatten has no batching rule.
+            heads, queries, keys = of_score.shape
+            of_scores.append(of_score.permute(1, 2, 0).reshape(queries * keys, heads))
         scaled = scale * of_score
         of_query.append((scaled @ graph.keys(key)).transpose(0, 1))
         of_key.append((scaled.transpose(1, 2) @ graph.queries(query)).transpose(0, 1))
