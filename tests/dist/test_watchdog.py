@@ -159,7 +159,7 @@ def test_what_a_device_has_gone_beyond_is_forgotten() -> None:
 
 
 def _begun_again() -> tuple[int, bool, bool]:
-    """What is watched after ranks have joined again, and which of both threads goes on."""
+    """The last collective after ranks have joined again, and which of both threads goes on."""
     on_device()
     WATCHDOG.waits(Asked(7, "all_reduce of [3]", is_of_host=False))
     before = WATCHDOG._stop
