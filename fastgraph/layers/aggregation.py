@@ -86,7 +86,6 @@ class Aggregation(NamedTuple):
         edges, weight = self.edges, self.weight
         return (
             self.reduce in SUMS
-            and edges.self_loops == 0
             and self._coo_kernel() is not None
             and (
                 edges.transpose or weight is not None or is_first_use(edges.index, num_src, num_dst)

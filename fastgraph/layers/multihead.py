@@ -120,7 +120,8 @@ def attention(
     if bias is not None:
         bias = bias.to(query.dtype)  # that of products under autocast
     rate = module.dropout if module.training else 0.0
-    options: dict[str, Any] = {"bias": bias, "pair_type": pair_type, "dropout": rate}
-    out, _ = ops.dense_attention(query, key, value, ptr, key_ptr=key_ptr, **options)
+    out, _ = ops.dense_attention(
+        query, key, value, ptr, key_ptr=key_ptr, bias=bias, pair_type=pair_type, dropout=rate
+    )
     out_proj = module.out_proj
     return linear(out.view(x.shape), out_proj.weight, parameter_of(out_proj, "bias"))

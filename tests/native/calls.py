@@ -35,6 +35,7 @@ from tests.native.drawing import (
     outputs,
 )
 from tests.native.sampling_calls import SAMPLING_CALLS
+from tests.native.spmm_coo_calls import SPMM_COO_CALLS
 from tests.native.token_calls import TOKEN_CALLS
 
 
@@ -333,54 +334,6 @@ def spmm(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
-def check_edges(lib: Library, draw: Draw) -> Prepared:
-    row, col, num_rows, num_cols = draw.edges()
-    dtype = draw.index_dtype()
-    call = {
-        "source": draw.indices(col, dtype),
-        "destination": draw.indices(row, dtype),
-        "num_sources": num_cols,
-        "num_destinations": num_rows,
-    }
-    return call, lambda _: None
-
-
-def spmm_coo(lib: Library, draw: Draw) -> Prepared:
-    row, col, num_rows, num_cols = draw.edges()
-    index_dtype, dtype = draw.index_dtype(), draw.one_of(*FLOATING)
-    width, transpose, scale = draw.one_of(1, 2), draw.flag(), accumulator(dtype)
-    weight = draw.maybe(draw.features(dtype, row.numel()))
-    row_scale, col_scale = (draw.maybe(draw.powers(scale, size)) for size in (num_rows, num_cols))
-    x = draw.features(dtype, num_cols, width)
-    special = draw.with_specials(x)
-    out = torch.full((num_rows, width), 77.0, dtype=dtype)
-    ends = draw.indices(col, index_dtype), draw.indices(row, index_dtype)
-    call = {
-        "source": ends[int(transpose)],
-        "destination": ends[int(not transpose)],
-        "transpose": transpose,
-        "is_checked": False,
-        "weight": weight,
-        "row_scale": row_scale,
-        "col_scale": col_scale,
-        "x": x,
-        "out": out,
-    }
-
-    def check(_: Any) -> None:
-        messages = x.double()[col]
-        for factor in (weight, None if col_scale is None else col_scale[col]):
-            if factor is not None:
-                messages *= factor.double()[:, None]
-        total = torch.zeros(num_rows, width, dtype=torch.float64).index_add_(0, row, messages)
-        if row_scale is not None:
-            total *= row_scale.double()[:, None]
-        if not special:
-            assert_equal(out, total)
-
-    return call, check
-
-
 def sddmm(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
     width, dtype = draw.width(), draw.one_of(*FLOATING)
@@ -603,8 +556,6 @@ CALLS = (
     count_tile_columns,
     fill_tiles,
     spmm,
-    check_edges,
-    spmm_coo,
     sddmm,
     edge_softmax,
     edge_softmax_backward,
@@ -613,6 +564,7 @@ CALLS = (
     edge_program,
     *ATTENTION_CALLS,
     *DENSE_ATTENTION_CALLS,
+    *SPMM_COO_CALLS,
     *SAMPLING_CALLS,
     *TOKEN_CALLS,
 )

@@ -8,42 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv
 from torch_geometric.nn import GPSConv as OfPyG
 
 import fastgraph
 from fastgraph.nn import GPSConv
 from tests.graphs import random_edges
+from tests.pyg.gps_layers import BATCH, CHANNELS, HEADS, NODES, SIZES, Masked, features, layer
 
-SIZES = [1, 7, 20, 2]
-NODES, CHANNELS, HEADS, TYPES = sum(SIZES), 12, 3, 5
+TYPES = 5
 PAIRS = sum(size * size for size in SIZES)
-BATCH = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
 EDGES = random_edges(NODES, NODES, 3 * NODES)
-
-
-def layer(cls: type[OfPyG] = GPSConv, **options: Any) -> OfPyG:
-    torch.manual_seed(5)
-    conv = GINConv(nn.Linear(CHANNELS, CHANNELS))
-    options = {"norm": "layer_norm"} | options
-    made = cls(CHANNELS, conv, HEADS, **options).double()
-    for parameter in made.attn.parameters():  # biases are 0 at first
-        nn.init.normal_(parameter, std=0.4)
-    return made
-
-
-def features() -> Tensor:
-    torch.manual_seed(4)
-    return torch.randn(NODES, CHANNELS, dtype=torch.float64, requires_grad=True)
-
-
-class Masked(nn.MultiheadAttention):
-    """Attention of the padded graphs of a batch, with the mask of all their pairs."""
-
-    mask: Tensor
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        return super().forward(*arguments, attn_mask=self.mask, **options)
 
 
 def by_upstream(module: OfPyG, x: Tensor, of_pairs: Tensor) -> Tensor:

@@ -6,45 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GINConv
 from torch_geometric.nn import GPSConv as OfPyG
 from torch_geometric.utils import to_torch_csr_tensor
 
 import fastgraph
-from fastgraph.nn import GPSConv, Schedule, dual_pattern
+from fastgraph.nn import Schedule, dual_pattern
+from tests.pyg.gps_layers import BATCH, CHANNELS, HEADS, NODES, Masked, features, layer
 
-SIZES = [1, 7, 20, 2]
-NODES, CHANNELS, HEADS = sum(SIZES), 12, 3
-BATCH = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
 # Some directions of a ring of each graph.
 EDGES = torch.stack([torch.arange(NODES - 1), torch.arange(1, NODES)])
 EDGES = EDGES[:, BATCH[EDGES[0]] == BATCH[EDGES[1]]]
-
-
-class Masked(nn.MultiheadAttention):
-    """Attention with a mask of the pairs of one graph that are not in the pattern."""
-
-    mask: Tensor
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        return super().forward(*arguments, attn_mask=self.mask, **options)
-
-
-def layer(cls: type[OfPyG] = GPSConv, **options: Any) -> OfPyG:
-    torch.manual_seed(5)
-    conv = GINConv(nn.Linear(CHANNELS, CHANNELS))
-    options = {"norm": "layer_norm"} | options
-    made = cls(CHANNELS, conv, HEADS, **options).double()
-    for parameter in made.attn.parameters():  # biases are 0 at first
-        nn.init.normal_(parameter, std=0.4)
-    return made
-
-
-def features() -> Tensor:
-    torch.manual_seed(4)
-    return torch.randn(NODES, CHANNELS, dtype=torch.float64, requires_grad=True)
 
 
 def sparse() -> OfPyG:

@@ -12,7 +12,7 @@
 namespace fastgraph {
 
 // Of each file that includes this: compilers inline what a file calls once, and attention without a
-// bias took a tenth longer where one file had both.
+// bias takes longer where one file has both.
 namespace {
 
 // <query, key> and <grad, value> of each entry of a destination, without what edges add.

@@ -1,0 +1,61 @@
+"""Valid calls of the native functions for edges that are not grouped, and checks of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastgraph.plugins.backend import FLOATING, accumulator
+from tests.native.drawing import Draw, Library, Prepared, assert_equal
+
+
+def check_edges(lib: Library, draw: Draw) -> Prepared:
+    row, col, num_rows, num_cols = draw.edges()
+    dtype = draw.index_dtype()
+    call = {
+        "source": draw.indices(col, dtype),
+        "destination": draw.indices(row, dtype),
+        "num_sources": num_cols,
+        "num_destinations": num_rows,
+    }
+    return call, lambda _: None
+
+
+def spmm_coo(lib: Library, draw: Draw) -> Prepared:
+    row, col, num_rows, num_cols = draw.edges()
+    index_dtype, dtype = draw.index_dtype(), draw.one_of(*FLOATING)
+    width, transpose, scale = draw.one_of(1, 2), draw.flag(), accumulator(dtype)
+    weight = draw.maybe(draw.features(dtype, row.numel()))
+    row_scale, col_scale = (draw.maybe(draw.powers(scale, size)) for size in (num_rows, num_cols))
+    x = draw.features(dtype, num_cols, width)
+    special = draw.with_specials(x)
+    out = torch.full((num_rows, width), 77.0, dtype=dtype)
+    ends = draw.indices(col, index_dtype), draw.indices(row, index_dtype)
+    call = {
+        "source": ends[int(transpose)],
+        "destination": ends[int(not transpose)],
+        "transpose": transpose,
+        "is_checked": False,
+        "weight": weight,
+        "row_scale": row_scale,
+        "col_scale": col_scale,
+        "x": x,
+        "out": out,
+    }
+
+    def check(_: Any) -> None:
+        messages = x.double()[col]
+        for factor in (weight, None if col_scale is None else col_scale[col]):
+            if factor is not None:
+                messages *= factor.double()[:, None]
+        total = torch.zeros(num_rows, width, dtype=torch.float64).index_add_(0, row, messages)
+        if row_scale is not None:
+            total *= row_scale.double()[:, None]
+        if not special:
+            assert_equal(out, total)
+
+    return call, check
+
+
+SPMM_COO_CALLS = (check_edges, spmm_coo)
