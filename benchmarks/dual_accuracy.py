@@ -143,7 +143,7 @@ def train(
 @click.argument("record", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--graph", "names", multiple=True, type=click.Choice(list(SIZES)), default=SIZES)
 def rule(record: Path, names: tuple[str, ...]) -> None:
-    """What TorchGT's rule makes of the graphs."""
+    """Ask TorchGT's rule whether graphs are dense."""
     lines = Record(record)
     for name in names:
         graph = _load(name, 0)

@@ -15,6 +15,7 @@ from fastgraph.nn.graph_transformer import GraphTransformer
 from fastgraph.nn.graphormer import Graphormer
 from fastgraph.nn.large_gt import LargeGT
 from fastgraph.nn.local_module import LocalModule
+from fastgraph.nn.positions import with_random_signs
 from fastgraph.nn.probe import Probe
 from fastgraph.nn.schedule import Schedule, period_of_share
 from fastgraph.nn.transformer_layer import TransformerLayer
@@ -43,6 +44,7 @@ __all__ = [
     "conditions",
     "dual_pattern",
     "period_of_share",
+    "with_random_signs",
 ]
 
 
