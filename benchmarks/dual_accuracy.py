@@ -6,6 +6,8 @@
 
 ``fastgraph.nn.GraphTransformer`` with 4 layers of 64 channels and 8 heads: "exact" never attends
 to all pairs, "union" in its first layer, "dense" in all, "paper" as TorchGT's own rule has it.
+"typed" models have learned biases by distance, up to four edges, without which attention of all
+pairs does not see the graph.
 Beside them PyG's ``MLP`` and ``GCN``, and two layers of its ``TransformerConv``. Each run is a line
 of a file as soon as it has ended; runs that the file has already are left out.
 """
@@ -34,7 +36,9 @@ from measure.output import RESULTS, Record, write
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "largegt"))
 
 PERIODS = {"exact": None, "union": 4, "dense": 1}
-MODELS = ("MLP", "GCN", "TransformerConv", *PERIODS)
+TYPED = {"exact, typed": None, "union, typed": 4, "dense, typed": 1}
+MODELS = ("MLP", "GCN", "TransformerConv", *PERIODS, *TYPED)
+HOPS = 4
 
 
 class Sizes(NamedTuple):
@@ -164,6 +168,7 @@ def report(record: Path, out: Path, notes: Path | None) -> None:
     lines = Record(record)
     results = {
         "machine": lines.lines("machine")[0],
+        "commits": sorted({machine["commit"] for machine in lines.lines("machine")}),
         "rules": lines.lines("rule"),
         "runs": lines.lines("run"),
     }
@@ -212,7 +217,9 @@ def _model(graph: Graph, name: str, sizes: Sizes) -> nn.Module:
         return GCN(channels, sizes.channels, 2, classes, dropout=sizes.dropout)
     if name == "TransformerConv":
         return TransformerConvs(channels, sizes.channels, classes, sizes.dropout)
-    return _transformer(graph, sizes, schedule=Schedule("layer", PERIODS[name]))
+    schedule = Schedule("layer", (PERIODS | TYPED)[name])
+    types = {"type_bias": True, "hops": HOPS} if name in TYPED else {}
+    return _transformer(graph, sizes, schedule=schedule, **types)
 
 
 def _run(graph: Graph, name: str, seed: int, sizes: Sizes) -> dict[str, Any]:

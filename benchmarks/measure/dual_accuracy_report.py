@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from measure.output import machine_table
 
-NAMES = {
-    "MLP": "MLP, two layers",
-    "GCN": "GCN, two layers",
-    "TransformerConv": "TransformerConv, two layers",
-}
+GRAPHS = ("Cora", "CiteSeer", "minesweeper", "tolokers")
+MODELS = ("MLP", "GCN", "TransformerConv", "exact", "exact, typed")
+MODELS += ("union", "union, typed", "dense", "dense, typed")
+LESS = ("epochs", "every")
+"""Sizes with columns of their own, or none."""
 
 
 def markdown(results: dict[str, Any], notes: str) -> str:
@@ -32,34 +31,44 @@ def markdown(results: dict[str, Any], notes: str) -> str:
         "Test scores are those at the best validation. Time is of processor, for an epoch with its",
         "share of evaluations, on one thread of a machine that others used, too.",
         "",
-        "| graph | model | layers, channels | epochs | seeds | training | validation | test | ms |",
+        "| graph | model | changed | epochs | seeds | training | validation | test | ms |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     rules = {rule["graph"]: rule for rule in results["rules"]}
-    for _, runs in itertools.groupby(sorted(results["runs"], key=_graph), key=_graph):
-        groups = itertools.groupby(runs, key=lambda run: (run["model"], run["sizes"]))
-        for (model, sizes), group in groups:
-            same = list(group)
-            lines.append(_row(same, model, sizes))
-            if model == "dense" and rules.get(same[0]["graph"], {}).get("dense"):
-                lines.append(_row(same, "paper, which is dense here", sizes))
+    usual: dict[str, dict[str, Any]] = {}
+    for run in results["runs"]:
+        usual.setdefault(run["graph"], run["sizes"])
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in results["runs"]:
+        own = usual[run["graph"]]
+        changed = {name: x for name, x in run["sizes"].items() if x != own[name]}
+        text = ", ".join(f"{name} {x:g}" for name, x in changed.items() if name not in LESS)
+        groups.setdefault((run["graph"], run["model"], text), []).append(run)
+    for (graph, model, text), runs in sorted(groups.items(), key=_place):
+        lines.append(_row(runs, model, text))
+        if model == "dense" and rules.get(graph, {}).get("dense"):
+            lines.append(_row(runs, "paper, which is dense here", text))
     lines += ["", "TorchGT's rule, without tokens and for four layers:", ""]
     for rule in results["rules"]:
         reasons = "; ".join(rule["reason"].splitlines())
         lines.append(f"- {rule['graph']}: {'dense' if rule['dense'] else 'sparse'}. {reasons}.")
-    return "\n".join([*lines, "", notes, "", *machine_table(results["machine"])]) + "\n"
+    commits = f"Commits: {', '.join(results['commits'])}."
+    return (
+        "\n".join([*lines, "", notes, "", commits, "", *machine_table(results["machine"])]) + "\n"
+    )
 
 
-def _graph(run: dict[str, Any]) -> str:
-    return str(run["graph"])
+def _place(group: tuple[tuple[str, str, str], list[dict[str, Any]]]) -> tuple[int, bool, int]:
+    """Graphs in turn, and what is changed behind the models as they are."""
+    (graph, model, text), _ = group
+    return GRAPHS.index(graph), bool(text), MODELS.index(model)
 
 
-def _row(runs: list[dict[str, Any]], model: str, sizes: dict[str, Any]) -> str:
-    depth = 2 if model in NAMES else sizes["layers"]
-    cells = [runs[0]["graph"], NAMES.get(model, model), f"{depth}, {sizes['channels']}"]
-    cells += [str(sizes["epochs"]), str(len(runs))]
+def _row(runs: list[dict[str, Any]], model: str, text: str) -> str:
+    epochs = runs[0]["sizes"]["epochs"]
+    cells = [runs[0]["graph"], model, text, str(epochs), str(len(runs))]
     cells += [_spread(run[part] for run in runs) for part in ("train", "validation", "test")]
-    each = min(run["seconds"] for run in runs) / sizes["epochs"]
+    each = min(run["seconds"] for run in runs) / epochs
     return f"| {' | '.join([*cells, f'{1000 * each:.0f}'])} |"
 
 
