@@ -20,9 +20,9 @@ class ClusterOrder(BaseTransform):  # type: ignore[misc]  # PyG has no types
     """Brings the nodes of a graph into the order of its clusters, by METIS.
 
     For sequences of graph transformers, after TorchGT (SC 2024, section III-C); see
-    :func:`fastgraph.reorder`, which does it. ``original_index``, int64 ``[nodes]``, is the number
-    that each node had before the first such transform, by which :meth:`back` restores the order;
-    PyG counts it up in batches. Edges keep theirs.
+    :func:`fastgraph.reorder`, which does it on the CPU. ``original_index``, int64 ``[nodes]``, is
+    the number that each node had before the first such transform, by which :meth:`back` restores
+    the order; PyG counts it up in batches. Edges keep theirs.
 
     It comes before :class:`ShortestPaths`, whose results have an order of their own, and before
     :class:`AttentionPattern` with a path.
@@ -47,11 +47,11 @@ class ClusterOrder(BaseTransform):  # type: ignore[misc]  # PyG has no types
 
     def forward(self, data: Data) -> Data:
         """The graph in another order, with ``original_index``."""
-        _, num_nodes = graph_of(data)
+        index, num_nodes = graph_of(data)
         if DISTANCE in data:
             raise ValueError(f"data: expected no {DISTANCE} yet, as ClusterOrder comes before")
         if ORIGINAL not in data:
-            data[ORIGINAL] = torch.arange(num_nodes)
+            data[ORIGINAL] = torch.arange(num_nodes, device=index.device)
         return reorder(data, num_clusters=self.num_clusters).data
 
     @staticmethod
