@@ -11,8 +11,6 @@ from measure.output import machine_table
 GRAPHS = ("Cora", "CiteSeer", "minesweeper", "tolokers")
 MODELS = ("MLP", "GCN", "TransformerConv", "exact", "exact, typed")
 MODELS += ("union", "union, typed", "dense", "dense, typed")
-LESS = ("epochs", "every")
-"""Sizes with columns of their own, or none."""
 
 
 def markdown(results: dict[str, Any], notes: str) -> str:
@@ -42,7 +40,7 @@ def markdown(results: dict[str, Any], notes: str) -> str:
     for run in results["runs"]:
         own = usual[run["graph"]]
         changed = {name: x for name, x in run["sizes"].items() if x != own[name]}
-        text = ", ".join(f"{name} {x:g}" for name, x in changed.items() if name not in LESS)
+        text = ", ".join(f"{name} {x:g}" for name, x in changed.items() if name != "every")
         groups.setdefault((run["graph"], run["model"], text), []).append(run)
     for (graph, model, text), runs in sorted(groups.items(), key=_place):
         lines.append(_row(runs, model, text))
@@ -74,5 +72,5 @@ def _row(runs: list[dict[str, Any]], model: str, text: str) -> str:
 
 def _spread(scores: Iterable[float]) -> str:
     found = [100 * score for score in scores]
-    deviation = statistics.stdev(found) if len(found) > 1 else 0.0
-    return f"{statistics.mean(found):.1f} ± {deviation:.1f}"
+    mean = f"{statistics.mean(found):.1f}"
+    return f"{mean} ± {statistics.stdev(found):.1f}" if len(found) > 1 else mean
