@@ -1,142 +1,257 @@
 """Accuracy of a graph transformer whose attention is sparse, dense, or takes turns.
 
-    FASTGRAPH_DATA=... PYTHONPATH=. .venv/bin/python benchmarks/dual_accuracy.py
+    FASTGRAPH_DATA=... python benchmarks/dual_accuracy.py train runs.jsonl --graph Cora
+    FASTGRAPH_DATA=... python benchmarks/dual_accuracy.py rule runs.jsonl
+    python benchmarks/dual_accuracy.py report runs.jsonl
 
-``fastgraph.nn.GraphTransformer`` with 4 layers of 64 channels and 8 heads on PyG's Planetoid
-graphs, with their public splits: "exact" never attends to all pairs, "union" in its first layer,
-"dense" in all. TorchGT's own rule is dense on these graphs, which have leaves. Beside them PyG's
-``GCN`` and ``MLP`` of two layers. Accuracies are of the test nodes, at the epoch with the best
-validation. Results go to ``benchmarks/results/<date>-dual-accuracy.json`` and ``.md``.
+``fastgraph.nn.GraphTransformer`` with 4 layers of 64 channels and 8 heads: "exact" never attends
+to all pairs, "union" in its first layer, "dense" in all, "paper" as TorchGT's own rule has it.
+"typed" models have learned biases by distance, up to four edges, without which attention of all
+pairs does not see the graph.
+Beside them PyG's ``MLP`` and ``GCN``, and two layers of its ``TransformerConv``. Each run is a line
+of a file as soon as it has ended; runs that the file has already are left out.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
-import statistics
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from measure.output import RESULTS, machine_table, publish
+import fastgraph
+from fastgraph.nn import GraphTransformer, Schedule
+from measure.dual_accuracy_report import markdown
+from measure.machine import machine_facts
+from measure.output import RESULTS, Record, write
 
-MODELS = ("MLP", "GCN", "exact", "union", "dense")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "largegt"))
+
+PERIODS = {"exact": None, "union": 4, "dense": 1}
+TYPED = {"exact, typed": None, "union, typed": 4, "dense, typed": 1}
+MODELS = ("MLP", "GCN", "TransformerConv", *PERIODS, *TYPED)
+HOPS = 4
 
 
-@click.command(help=__doc__.split("\n\n")[0])
-@click.option("--graphs", default="Cora,CiteSeer", show_default=True)
-@click.option("--models", default=",".join(MODELS), show_default=True)
-@click.option("--seeds", default=3, show_default=True)
-@click.option("--epochs", default=60, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(graphs: str, models: str, seeds: int, epochs: int, out: Path) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
+class Sizes(NamedTuple):
+    """Of models and training.
 
-    from measure.machine import machine_facts
+    Attributes:
+        epochs: of training, each a step with all training nodes.
+        every: after how many of them the model is evaluated.
+        dropout: of all models.
+        layers: of the graph transformer.
+        channels: of all models.
+        lr: of AdamW for models with attention; that of others is 0.01.
+        decay: of weights.
+    """
 
+    epochs: int = 60
+    every: int = 1
+    dropout: float = 0.5
+    layers: int = 4
+    channels: int = 64
+    lr: float = 1e-3
+    decay: float = 0.01
+
+
+SIZES = {
+    "Cora": Sizes(),
+    "CiteSeer": Sizes(),
+    "minesweeper": Sizes(80, 4, 0.2),
+    "tolokers": Sizes(80, 4, 0.2),
+}
+
+
+class Graph(NamedTuple):
+    """A graph for node classification.
+
+    Attributes:
+        x: of nodes, float32 ``[nodes, channels]``.
+        edge_index: both directions of each edge.
+        y: int64 ``[nodes]``.
+        parts: nodes of training, validation and test, bool ``[nodes]`` each.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    parts: tuple[Tensor, Tensor, Tensor]
+
+
+class TransformerConvs(nn.Module):
+    """Two layers of PyG's ``TransformerConv``."""
+
+    def __init__(self, in_channels: int, channels: int, out_channels: int, dropout: float) -> None:
+        from torch_geometric.nn import TransformerConv
+
+        super().__init__()
+        self.first = TransformerConv(in_channels, channels // 8, 8)
+        self.second = TransformerConv(channels, out_channels, 1)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """``[nodes, out_channels]``."""
+        h = F.dropout(self.first(x, edge_index).relu(), self.dropout, self.training)
+        out: Tensor = self.second(h, edge_index)
+        return out
+
+
+@click.group(help=__doc__.partition("\n")[0])
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.argument("record", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--graph", "names", multiple=True, type=click.Choice(list(SIZES)), default=SIZES)
+@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=MODELS)
+@click.option("--seeds", default=3, show_default=True, help="Runs of each model.")
+@click.option("--set", "changes", multiple=True, help="A size that is another, as layers=2.")
+def train(
+    record: Path,
+    names: tuple[str, ...],
+    models: tuple[str, ...],
+    seeds: int,
+    changes: tuple[str, ...],
+) -> None:
+    """Train models on graphs, on one thread."""
     torch.set_num_threads(1)
-    console, cells = Console(stderr=True), []
-    for graph in graphs.split(","):
-        data = _data(graph)
-        for name in models.split(","):
-            runs = [_run(data, name, seed, epochs) for seed in range(seeds)]
-            cell: dict[str, Any] = {"graph": graph, "model": name}
-            cell |= {"accuracies": [run[0] for run in runs], "seconds": min(run[1] for run in runs)}
-            cells.append(cell)
-            console.print(_row(cell))
+    fastgraph.enable()
+    lines = Record(record)
+    lines.mend()
+    lines.add("machine", machine_facts(1))
+    for name in names:
+        given = dict(change.split("=") for change in changes)
+        default = SIZES[name]._asdict()
+        sizes = Sizes(**default | {key: type(default[key])(x) for key, x in given.items()})
+        for model in models:
+            for seed in range(seeds):
+                key = {"graph": name, "model": model, "seed": seed, "sizes": sizes._asdict()}
+                if any(line | key == line for line in lines.lines("run")):
+                    continue
+                found = _run(_load(name, seed), model, seed, sizes)
+                lines.add("run", key | found)
+                print(name, model, seed, sizes.layers, sizes.channels, found["test"], flush=True)
+
+
+@main.command()
+@click.argument("record", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--graph", "names", multiple=True, type=click.Choice(list(SIZES)), default=SIZES)
+def rule(record: Path, names: tuple[str, ...]) -> None:
+    """Ask TorchGT's rule whether graphs are dense."""
+    lines = Record(record)
+    for name in names:
+        graph = _load(name, 0)
+        model = _transformer(graph, SIZES[name], policy="paper", schedule=Schedule("layer", None))
+        attention = model.layers[0].self_attn
+        report = attention.report(attention.pattern(graph.edge_index, len(graph.x)))
+        found = {"graph": name, "dense": report.dense[0], "reason": str(report.conditions[0])}
+        lines.add("rule", found)
+        print(name, report, flush=True)
+
+
+@main.command()
+@click.argument("record", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
+@click.option("--notes", type=click.Path(path_type=Path, exists=True), help="Text for the end.")
+def report(record: Path, out: Path, notes: Path | None) -> None:
+    """Publish the runs of a file."""
+    lines = Record(record)
     results = {
-        "command": shlex.join(["python", "benchmarks/dual_accuracy.py", *sys.argv[1:]]),
-        "machine": machine_facts(1),
-        "epochs": epochs,
-        "cells": cells,
+        "machine": lines.lines("machine")[0],
+        "commits": sorted({machine["commit"] for machine in lines.lines("machine")}),
+        "rules": lines.lines("rule"),
+        "runs": lines.lines("run"),
     }
-    publish(console, out, "dual-accuracy", results, _markdown(results))
+    text = markdown(results, "" if notes is None else notes.read_text())
+    print("written:", write(out, "dual-accuracy", results, text).name)
 
 
-def _data(name: str) -> Any:
-    import shutil
+def _load(name: str, seed: int) -> Graph:
+    if name in ("Cora", "CiteSeer"):
+        from torch_geometric.datasets import Planetoid
+        from torch_geometric.transforms import NormalizeFeatures
 
-    from torch_geometric.datasets import Planetoid
-    from torch_geometric.transforms import NormalizeFeatures
+        source = Path(os.environ["FASTGRAPH_DATA"]) / "Planetoid" / name / "raw"
+        with tempfile.TemporaryDirectory() as folder:  # PyG writes beside what it reads
+            shutil.copytree(source, Path(folder) / name / "raw")
+            data = Planetoid(folder, name, transform=NormalizeFeatures())[0]
+        parts = data.train_mask, data.val_mask, data.test_mask
+        return Graph(data.x, data.edge_index, data.y, parts)
+    import graphs
 
-    source = Path(os.environ["FASTGRAPH_DATA"]) / "Planetoid" / name / "raw"
-    with tempfile.TemporaryDirectory() as folder:  # PyG writes beside what it reads
-        shutil.copytree(source, Path(folder) / name / "raw")
-        return Planetoid(folder, name, transform=NormalizeFeatures())[0]
+    found = graphs.load(name, seed)
+    train, validation, test = (found.split == part for part in range(3))
+    return Graph(found.x, found.edge_index, found.y, (train, validation, test))
 
 
-def _model(data: Any, name: str) -> Any:
+def _transformer(graph: Graph, sizes: Sizes, **attention: Any) -> GraphTransformer:
+    return GraphTransformer(
+        graph.x.shape[1],
+        int(graph.y.max()) + 1,
+        sizes.channels,
+        sizes.layers,
+        8,
+        dropout=sizes.dropout,
+        attention_dropout=0,
+        **attention,
+    )
+
+
+def _model(graph: Graph, name: str, sizes: Sizes) -> nn.Module:
     from torch_geometric.nn import GCN, MLP
 
-    from fastgraph.nn import GraphTransformer, Schedule
-
-    sizes = data.num_features, int(data.y.max()) + 1
+    channels, classes = graph.x.shape[1], int(graph.y.max()) + 1
     if name == "MLP":
-        return MLP([sizes[0], 64, sizes[1]], dropout=0.5)
+        return MLP([channels, sizes.channels, classes], dropout=sizes.dropout)
     if name == "GCN":
-        return GCN(sizes[0], 64, 2, sizes[1], dropout=0.5)
-    periods = {"exact": None, "union": 4, "dense": 1}
-    schedule = Schedule("layer", periods[name])
-    return GraphTransformer(*sizes, 64, 4, 8, dropout=0.5, attention_dropout=0, schedule=schedule)
+        return GCN(channels, sizes.channels, 2, classes, dropout=sizes.dropout)
+    if name == "TransformerConv":
+        return TransformerConvs(channels, sizes.channels, classes, sizes.dropout)
+    schedule = Schedule("layer", (PERIODS | TYPED)[name])
+    types = {"type_bias": True, "hops": HOPS} if name in TYPED else {}
+    return _transformer(graph, sizes, schedule=schedule, **types)
 
 
-def _run(data: Any, name: str, seed: int, epochs: int) -> tuple[float, float]:
-    """The accuracy of the test nodes, and processor seconds of an epoch."""
-    import torch
-    import torch.nn.functional as F
-
+def _run(graph: Graph, name: str, seed: int, sizes: Sizes) -> dict[str, Any]:
+    """Scores of the parts when validation was best, that epoch, and seconds of all."""
     torch.manual_seed(seed)
-    model = _model(data, name)
-    inputs = (data.x,) if name == "MLP" else (data.x, data.edge_index)
-    rate = 1e-3 if name in ("exact", "union", "dense") else 1e-2
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    best, found, start = -1.0, 0.0, time.process_time()
-    for _ in range(epochs):
+    model = _model(graph, name, sizes)
+    inputs = (graph.x,) if name == "MLP" else (graph.x, graph.edge_index)
+    rate = 0.01 if name in ("MLP", "GCN") else sizes.lr
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=sizes.decay)
+    train = graph.parts[0]
+    best: dict[str, Any] = {"validation": -1.0}
+    start = time.process_time()
+    for epoch in range(1, sizes.epochs + 1):
         model.train()
         optimizer.zero_grad()
-        out = model(*inputs)
-        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        F.cross_entropy(model(*inputs)[train], graph.y[train]).backward()
         optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            is_right = model(*inputs).argmax(1) == data.y
-        validation = float(is_right[data.val_mask].float().mean())
-        if validation > best:
-            best, found = validation, float(is_right[data.test_mask].float().mean())
-    return found, (time.process_time() - start) / epochs
+        if epoch % sizes.every == 0:
+            model.eval()
+            with torch.no_grad():
+                out = model(*inputs)
+            scores = [_score(out[part], graph.y[part]) for part in graph.parts]
+            if scores[1] > best["validation"]:
+                best = dict(zip(("train", "validation", "test"), scores, strict=True))
+                best["epoch"] = epoch
+    return best | {"last train": scores[0], "seconds": time.process_time() - start}
 
 
-def _row(cell: dict[str, Any]) -> str:
-    accuracies = [100 * accuracy for accuracy in cell["accuracies"]]
-    spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
-    found = f"{statistics.mean(accuracies):.1f} ± {spread:.1f}"
-    return f"| {cell['graph']} | {cell['model']} | {found} | {1000 * cell['seconds']:.0f} |"
+def _score(out: Tensor, y: Tensor) -> float:
+    from metrics import accuracy_or_roc_auc
 
-
-def _markdown(results: dict[str, Any]) -> str:
-    seeds = len(results["cells"][0]["accuracies"])
-    lines = [
-        "# Accuracy of attention that takes turns",
-        "",
-        f"`{results['command']}`",
-        "",
-        f"Test accuracies in per cent, mean and deviation of {seeds} seeds, at the best validation",
-        f"of {results['epochs']} epochs, and processor time of an epoch and its evaluation in",
-        "milliseconds, on one thread of a machine that others used, too.",
-        "",
-        "| graph | model | accuracy | an epoch |",
-        "| --- | --- | ---: | ---: |",
-        *map(_row, results["cells"]),
-        "",
-        *machine_table(results["machine"]),
-    ]
-    return "\n".join(lines) + "\n"
+    return float(accuracy_or_roc_auc(out, y))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.partition import partition, symmetric
-from fastgraph.dist.graphs.pyg import by_row
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -71,7 +70,7 @@ def reorder(
     permutation = _permutation(data.edge_index, num_nodes, order, num_clusters)
     inverse = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(num_nodes))
     out = data.clone()
-    rows = by_row(out._store, out.is_node_attr, num_nodes)
+    rows = _of_nodes(out, num_nodes)
     for key, value in data:
         if key in rows:
             out[key] = value.index_select(rows[key], permutation)
@@ -98,6 +97,14 @@ def _check(data: Data) -> None:
             raise ValueError(f"{key} must be on the CPU to be reordered, got {value.device}")
         if isinstance(value, Tensor) and _holds_nodes(data, key, value):
             _check_nodes(key, value, int(data.num_nodes))
+
+
+def _of_nodes(data: Data, num_nodes: int) -> dict[str, int]:
+    """The tensors with a row for each node, sharded ones included, and their dimension."""
+    # Asked first, as the answers are found by comparing sizes.
+    keys = [key for key, value in data if isinstance(value, Tensor) and data.is_node_attr(key)]
+    axes = {key: data.__cat_dim__(key, data[key], data._store) % data[key].dim() for key in keys}
+    return {key: axis for key, axis in axes.items() if data[key].shape[axis] == num_nodes}
 
 
 def _holds_nodes(data: Data, key: str, value: object) -> bool:

@@ -38,6 +38,7 @@ ROOMS = (
     ("inspection",),
     ("dist",),
     ("reordering",),
+    ("transforms",),
     ("",),  # fastgraph itself: the names that users import
     ("cli",),
     ("pytest_plugin", "__main__"),

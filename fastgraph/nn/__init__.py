@@ -14,7 +14,9 @@ from fastgraph.nn.global_module import GlobalModule
 from fastgraph.nn.graph_transformer import GraphTransformer
 from fastgraph.nn.graphormer import Graphormer
 from fastgraph.nn.large_gt import LargeGT
+from fastgraph.nn.learning_rate import polynomial_decay
 from fastgraph.nn.local_module import LocalModule
+from fastgraph.nn.positions import with_random_signs
 from fastgraph.nn.probe import Probe
 from fastgraph.nn.schedule import Schedule, period_of_share
 from fastgraph.nn.transformer_layer import TransformerLayer
@@ -43,6 +45,8 @@ __all__ = [
     "conditions",
     "dual_pattern",
     "period_of_share",
+    "polynomial_decay",
+    "with_random_signs",
 ]
 
 

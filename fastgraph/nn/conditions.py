@@ -10,8 +10,8 @@ from torch import Tensor
 from fastgraph.nn.answer import Answer
 
 BUDGET = 1 << 25
-"""Default of what searches for one answer may touch: about ten seconds at most, but for C3 in
-graphs of up to 4,096 nodes, which is decided at any cost. All sets of 26 nodes take it all."""
+"""Default of what searches for one answer may touch: about ten seconds at most. All sets of 26
+nodes take it all."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ def conditions(
     They are those of TorchGT (Zhang et al., SC 2024, section III-B) after Yun et al. ("O(n)
     connections are expressive enough", NeurIPS 2020, assumption 1), for whom C2 need only hold for
     the union of the patterns of all layers. An answer is undecided where no rule applies within the
-    budget, and the same on all machines with one version of NumPy, whose random numbers lead the
-    search for a path.
+    budget, and the same on all machines.
 
     - C1, **every node attends to itself**. One pass. The witness of a yes is the edge that is the
       loop of each node, of a no the nodes without one, which loops would repair.
@@ -69,8 +68,8 @@ def conditions(
     - C3, **reach**: each node is at most ``layers`` edges from every other. *No*: a pair of nodes
       that is farther, or not connected, its witness. *Yes*: a token, if there are two layers; a
       node whose distances to the farthest nodes before and behind it sum to ``layers`` or less, the
-      witness of either; or searches from all nodes that are not near the middle, in graphs of more
-      than 4,096 nodes within the budget (iFUB, Crescenzi et al., TCS 2013).
+      witness of either; or searches from all nodes that are not near the middle (iFUB, Crescenzi
+      et al., TCS 2013), within the budget, which graphs of 4,096 nodes keep to by default.
 
     Edges that come several times count once, and self-loops for C1 alone.
 
@@ -81,9 +80,9 @@ def conditions(
         token: whether there is a global token besides, which attends to all nodes and itself and
             all nodes to it. In witnesses it is node ``num_nodes``.
         self_loops: whether every node attends to itself whatever ``index`` has.
-        budget: how many nodes and words of bitsets searches may touch for one answer. Trying all
-            sets of n nodes, a token included, takes ``2^(n - 1)``, and is left out where that is
-            more.
+        budget: how many nodes searches may touch for one answer; 32 words of the bitsets of C3,
+            each with 64 searches, count as one. Trying all sets of n nodes, a token included, takes
+            ``2^(n - 1)``, and is left out where that is more.
 
     Returns:
         The answers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from fastgraph import ops
 from fastgraph.graphs.memo import remembered
 from fastgraph.nn.conditions import Conditions
 from fastgraph.nn.dual_pattern import (
+    LONGEST,
     TYPES,
     DualPattern,
     Split,
@@ -24,9 +26,6 @@ from fastgraph.nn.schedule import Schedule
 
 MAX_PAIRS = 1 << 32
 """Of a call: one graph of 65,536 nodes."""
-
-LONGEST = 250
-"""Distances with types of their own, which are bytes."""
 
 
 @dataclass(frozen=True)
@@ -167,24 +166,13 @@ class DualInterleavedAttention(nn.Module):
         batch: Tensor | None = None,
         num_graphs: int | None = None,
         token: bool = False,
+        hops: int = 1,
+        types: Tensor | None = None,
     ) -> DualPattern:
         """:func:`fastgraph.nn.dual_pattern` of this layer, for as long as these tensors live."""
-        return self._pattern(edge_index, num_nodes, batch, num_graphs, token, "num_graphs")
-
-    def _pattern(
-        self,
-        edge_index: Tensor,
-        num_nodes: int,
-        batch: Tensor | None,
-        num_graphs: int | None,
-        token: bool,
-        counted: str,
-    ) -> DualPattern:
-        make = partial(
-            _pattern, num_graphs=num_graphs, token=token, path=self.path, counted=counted
-        )
-        name = f"dual pattern {num_graphs} {token} {self.path}"
-        return remembered(name, make, edge_index, num_nodes, batch)
+        make = partial(_pattern, num_graphs=num_graphs, token=token, path=self.path, hops=hops)
+        name = f"dual pattern {num_graphs} {token} {self.path} {hops}"
+        return remembered(name, make, edge_index, num_nodes, batch, types)
 
     def forward(
         self,
@@ -274,12 +262,18 @@ class DualInterleavedAttention(nn.Module):
         if token is not None and (token.dim() != 2 or token.shape[1] != self.channels):
             raise ValueError(f"token: expected [graphs, {self.channels}], got {list(token.shape)}")
         if isinstance(edges, Tensor):
-            tokens = None if token is None or batch is None else len(token)
-            edges = self._pattern(edges, len(x), batch, tokens, token is not None, "token")
+            index, edges = edges, self.pattern(edges, len(x), batch, token=token is not None)
+            if token is not None and batch is not None and len(token) > edges.num_graphs:
+                edges = self.pattern(index, len(x), batch, len(token), token=True)
         else:
             refuse_beside_pattern(batch=batch)
         if edges.num_nodes != len(x):
             raise ValueError(f"edges: expected a pattern of {len(x)} nodes, got {edges.num_nodes}")
+        if self.type_bias is not None and edges.hops > self.hops:
+            raise ValueError(
+                f"edges: expected a pattern of hops up to {self.hops}, as the layer has, got "
+                f"{edges.hops}"
+            )
         if edges.has_path != self.path:
             wanted, got = ("one", "none") if self.path else ("none", "one")
             raise ValueError(
@@ -388,20 +382,6 @@ class DualInterleavedAttention(nn.Module):
 
 
 def _pattern(
-    edge_index: Tensor,
-    num_nodes: int,
-    batch: Tensor | None,
-    *,
-    num_graphs: int | None,
-    token: bool,
-    path: bool,
-    counted: str,
+    edge_index: Tensor, num_nodes: int, batch: Tensor | None, types: Tensor | None, **options: Any
 ) -> DualPattern:
-    """:func:`dual_pattern`, where ``counted`` is the argument that says how many graphs it has."""
-    if counted == "token" and num_graphs is not None and batch is not None and batch.numel():
-        last = int(batch.max())
-        if last >= num_graphs:
-            raise ValueError(
-                f"token: expected one for each of {last + 1} graphs of batch, got {num_graphs}"
-            )
-    return dual_pattern(edge_index, num_nodes, batch, num_graphs=num_graphs, token=token, path=path)
+    return dual_pattern(edge_index, num_nodes, batch, types=types, **options)

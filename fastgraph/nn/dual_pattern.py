@@ -11,13 +11,16 @@ from torch import Tensor
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import MEMO
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
-from fastgraph.nn.pair_distances import pair_distances
+from fastgraph.nn.shortest_paths import distances_in_ranges, nodes_within
 
 LOOP, EDGE, TOKEN, PATH, OTHER = range(5)
 """The types of pairs: a node and itself, an edge, a token and a node, an edge of the path alone,
 and a pair of which only attention of all pairs knows."""
 
 TYPES = 5
+
+LONGEST = 250
+"""Distances with types of their own, which are bytes."""
 
 KEPT_PAIRS = 1 << 26
 """The types of so many pairs, of a byte each, are kept beside a pattern."""
@@ -59,12 +62,14 @@ class DualPattern:
         has_path: whether consecutive nodes attend to each other.
         sources: whom rows attend to, row by row, int64 ``[entries]``, each once.
         ptr: offsets of rows among the entries, int64 ``[rows + 1]``.
-        types: of entries, uint8 ``[entries]``: ``LOOP``, ``EDGE``, ``TOKEN`` or ``PATH``.
+        types: of entries, uint8 ``[entries]``: ``LOOP``, ``EDGE``, ``TOKEN``, ``PATH``, or
+            ``TYPES + d - 2`` for nodes that are d edges apart, from 2 on.
         order: rows graph by graph, with the token behind the nodes, int64 ``[rows]``, or ``None``
             where that is the order of rows.
         offsets: of graphs among these, int64 ``[graphs + 1]``.
         sizes: nodes of each graph, without tokens.
         pairs: of rows of one graph, in all.
+        hops: the longest distance that entries have as a type.
     """
 
     num_nodes: int
@@ -78,6 +83,7 @@ class DualPattern:
     offsets: Tensor
     sizes: tuple[int, ...]
     pairs: int
+    hops: int = 1
     _splits: dict[int, Split] = field(default_factory=dict)
     _conditions: dict[tuple[int, int], tuple[Conditions, ...]] = field(default_factory=dict)
     _pair_types: dict[int, Tensor] = field(default_factory=dict)
@@ -158,39 +164,44 @@ class DualPattern:
 
     def _types_of_pairs(self, rows: Tensor, hops: int) -> Tensor:
         places, device = self.places, self.ptr.device
-        first = self.offsets[torch.bucketize(places, self.offsets, right=True) - 1]
-        sizes = (self.offsets.diff())[torch.bucketize(places[rows], self.offsets, right=True) - 1]
-        begins = offsets_of(sizes)
-        places = places - first  # within each graph
+        graphs = torch.bucketize(places, self.offsets, right=True) - 1
+        begins = offsets_of(self.offsets.diff()[graphs[rows]])
+        places = places - self.offsets[graphs]  # within each graph
         types = torch.full((int(begins[-1]),), OTHER, dtype=torch.uint8, device=device)
         if hops > 1:
-            self._add_distances(types, rows, places, begins, hops)
+            first = (self.offsets[:-1] - self._tokens_before)[graphs[rows]]
+            self._add_distances(types, rows, first, begins, hops)
         entries, counts = entries_of(self.ptr, rows)
         to = begins[:-1].repeat_interleave(counts) + places[self.sources[entries]]
         types[to] = self.types[entries]
         return types
 
+    @property
+    def _tokens_before(self) -> Tensor:
+        """How many tokens precede each graph, graph by graph."""
+        return torch.arange(self.num_graphs, device=self.ptr.device) * self.has_token
+
     def _add_distances(
-        self, types: Tensor, rows: Tensor, places: Tensor, begins: Tensor, hops: int
+        self, types: Tensor, rows: Tensor, first: Tensor, begins: Tensor, hops: int
     ) -> None:
-        """Write the types of pairs that are up to ``hops`` edges apart, block by block."""
+        """Write the types of pairs that are up to ``hops`` edges apart, block by block.
+
+        Those of tokens, which no edges join, are anything.
+        """
+        rows = torch.where(rows < self.num_nodes, rows, first)
         is_edge = self.types == EDGE
         ptr, sources = offsets_of(is_edge.int())[self.ptr], self.sources[is_edge]
         names = [LOOP, EDGE, *range(TYPES, TYPES + hops - 1), OTHER]
         names_of = torch.tensor(names, dtype=torch.uint8, device=types.device)
-        ends, first = begins.tolist(), 0
-        while first < len(rows):
-            last = max(bisect_right(ends, ends[first] + BLOCK_PAIRS) - 1, first + 1)
-            distances = pair_distances(
-                ptr,
-                sources,
-                rows[first:last],
-                places,
-                begins[first : last + 1] - begins[first],
-                longest=hops,
+        ends, start = begins.tolist(), 0
+        while start < len(rows):
+            stop = max(bisect_right(ends, ends[start] + BLOCK_PAIRS) - 1, start + 1)
+            own = begins[start : stop + 1] - begins[start]
+            distances = distances_in_ranges(
+                ptr, sources, rows[start:stop], first[start:stop], own, longest=hops
             )
-            torch.index_select(names_of, 0, distances.int(), out=types[ends[first] : ends[last]])
-            first = last
+            torch.index_select(names_of, 0, distances.int(), out=types[ends[start] : ends[stop]])
+            start = stop
 
     def conditions(self, layers: int, budget: int = BUDGET) -> tuple[Conditions, ...]:
         """:func:`fastgraph.nn.conditions` of each graph with its token, once for each budget."""
@@ -252,6 +263,8 @@ def dual_pattern(
     num_graphs: int | None = None,
     token: bool = False,
     path: bool = False,
+    hops: int = 1,
+    types: Tensor | None = None,
 ) -> DualPattern:
     """The pattern of a batch of graphs: neighbours, self-loops, and tokens.
 
@@ -267,13 +280,19 @@ def dual_pattern(
             itself, and all nodes to it.
         path: whether consecutive nodes of a graph attend to each other, which makes a Hamiltonian
             path of their order; clusters should be consecutive then.
+        hops: up to which distance along edges nodes attend to each other, 1 to 250. Pairs have
+            types by their distance, which a layer with ``type_bias`` and as many ``hops`` tells
+            apart. Distances are looked for on the CPU.
+        types: of the pairs of ``edge_index``, uint8 ``[E]``, as ``attn_type`` of
+            :class:`fastgraph.transforms.AttentionPattern`. ``hops`` is what they have, then.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype or order, or an edge joins two graphs.
+        ValueError: an argument has the wrong shape, dtype or order, an edge joins two graphs, or
+            ``types`` has two types of one pair.
         IndexError: ``edge_index`` points outside the nodes.
     """
     with normal_mode():  # a pattern that is made in inference mode must still serve training
-        return _pattern(edge_index, num_nodes, batch, num_graphs, token, path)
+        return _pattern(edge_index, num_nodes, batch, num_graphs, token, path, hops, types)
 
 
 def _pattern(
@@ -283,6 +302,8 @@ def _pattern(
     num_graphs: int | None,
     token: bool,
     path: bool,
+    hops: int,
+    types: Tensor | None,
 ) -> DualPattern:
     graph = _graphs(edge_index, num_nodes, batch)
     last = int(graph[-1]) + 1 if num_nodes else 0
@@ -296,18 +317,22 @@ def _pattern(
         raise ValueError(f"edge_index: edge {edge} joins two graphs of batch")
     device, rows = edge_index.device, num_nodes + num_graphs * token
     every = torch.arange(rows, device=device)
-    edges = torch.unique((destination * rows + source)[source != destination])
-    found = [(edges, EDGE), (every * (rows + 1), LOOP)]
+    is_pair, keys = source != destination, destination * rows + source
+    if types is None:
+        own = _types_by_distance(torch.unique(keys[is_pair]), rows, hops)
+    else:
+        _check_types(types, is_pair, path, hops)
+        own = _types_once(keys[is_pair], types[is_pair])
+    found = [own, _all_of(LOOP, every * (rows + 1))]
     if token:
         nodes, tokens = every[:num_nodes], graph + num_nodes
-        found += [(nodes * rows + tokens, TOKEN), (tokens * rows + nodes, TOKEN)]
+        found.append(_all_of(TOKEN, torch.cat([nodes * rows + tokens, tokens * rows + nodes])))
     if path:
         first = every[: max(num_nodes - 1, 0)][graph[:-1] == graph[1:]]
         steps = torch.cat([first * rows + first + 1, (first + 1) * rows + first])
-        found.append((steps[~torch.isin(steps, edges)], PATH))
-    keys = torch.cat([keys for keys, _ in found])
-    keys, by_key = keys.sort()
-    types = torch.cat([torch.full_like(own, kind, dtype=torch.uint8) for own, kind in found])
+        found.append(_all_of(PATH, steps[~torch.isin(steps, own[0])]))
+    keys, by_key = torch.cat([keys for keys, _ in found]).sort()
+    kinds = torch.cat([kind for _, kind in found])
     sizes = torch.bincount(graph, minlength=num_graphs)
     lengths = sizes + token
     order = None
@@ -321,12 +346,72 @@ def _pattern(
         path,
         keys % max(rows, 1),
         offsets_of(torch.bincount(keys // max(rows, 1), minlength=rows)),
-        types[by_key],
+        kinds[by_key],
         order,
         offsets_of(lengths),
         tuple(sizes.tolist()),
         int((lengths * lengths).sum()),
+        int(kinds.max()) - TYPES + 2 if bool((kinds >= TYPES).any()) else 1,
     )
+
+
+def _all_of(kind: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs that have one type."""
+    return keys, torch.full_like(keys, kind, dtype=torch.uint8)
+
+
+def _types_by_distance(edges: Tensor, rows: int, hops: int) -> tuple[Tensor, Tensor]:
+    """The pairs of nodes that are up to ``hops`` edges apart, and their types.
+
+    Args:
+        edges: ``destination * rows + source`` of those one edge apart, ascending.
+        rows: nodes and tokens.
+        hops: 1 to 250.
+    """
+    edges, types = _all_of(EDGE, edges)
+    if hops == 1:
+        return edges, types
+    if not 1 < hops <= LONGEST:
+        raise ValueError(f"hops: expected 1 to {LONGEST}, got {hops}")
+    counts = torch.bincount(edges.cpu() // rows, minlength=rows) if rows else edges.cpu()
+    near, node, distance = nodes_within(offsets_of(counts), edges.cpu() % max(rows, 1), hops)
+    is_far = distance > 1
+    keys = (node * rows + near)[is_far].to(edges.device)
+    far = (distance[is_far] + (TYPES - 2)).to(edges.device)
+    return torch.cat([edges, keys]), torch.cat([types, far])
+
+
+def _types_once(keys: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
+    """Each key once, ascending, with its type, of which it must have one."""
+    unique, place = torch.unique(keys, return_inverse=True)
+    of_unique = types.new_empty(len(unique)).scatter_(0, place, types)
+    if not torch.equal(of_unique[place], types):
+        entry = int((of_unique[place] != types).nonzero()[0])
+        raise ValueError(
+            "types: expected one type of each pair, got "
+            f"{int(types[entry])} and {int(of_unique[place[entry]])} of one"
+        )
+    return unique, of_unique
+
+
+def _check_types(types: Tensor, is_pair: Tensor, path: bool, hops: int) -> None:
+    """Raise a ValueError unless these are types of pairs of nodes."""
+    if types.dtype != torch.uint8 or types.shape != is_pair.shape:
+        raise ValueError(
+            f"types: expected uint8 [{len(is_pair)}], one of each pair of edge_index, got "
+            f"{types.dtype} {list(types.shape)}"
+        )
+    if hops != 1:
+        raise ValueError(f"hops: expected 1 beside types, which have distances, got {hops}")
+    if not torch.equal(types == LOOP, ~is_pair):
+        raise ValueError(f"types: expected {LOOP} of loops and of no other pairs, got otherwise")
+    if bool(((types == TOKEN) | (types == OTHER) | (types >= TYPES + LONGEST - 1)).any()):
+        raise ValueError(
+            f"types: expected those of loops, edges, the path or distances up to {LONGEST}, got "
+            f"{sorted(set(types.tolist()))}"
+        )
+    if not path and bool((types == PATH).any()):
+        raise ValueError("types: expected none of a path without path=True, got some")
 
 
 def refuse_beside_pattern(**given: object) -> None:

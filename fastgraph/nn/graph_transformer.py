@@ -7,11 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fastgraph.nn.dual_pattern import DualPattern, refuse_beside_pattern
+from fastgraph.nn.dual_pattern import DualPattern
+from fastgraph.nn.graph_model import GraphModel
+from fastgraph.nn.positions import with_random_signs
 from fastgraph.nn.transformer_layer import TransformerLayer
 
 
-class GraphTransformer(nn.Module):
+class GraphTransformer(GraphModel):
     """GT, as TorchGT trains it, for nodes or graphs.
 
     Dwivedi and Bresson ("A generalization of transformer networks to graphs", 2021) with the
@@ -26,8 +28,11 @@ class GraphTransformer(nn.Module):
         layers: how many, at least 1.
         heads: of attention.
         level: of results, "node" or "graph".
-        position_channels: of positions of nodes, such as eigenvectors of the Laplacian by PyG's
-            ``AddLaplacianEigenvectorPE``; their signs are drawn anew in each step of training.
+        position_channels: of positions of nodes, such as eigenvectors of the Laplacian by
+            :class:`fastgraph.transforms.LaplacianPositions`; their signs are drawn anew in each
+            step of training.
+        max_degree: larger degrees count as this in embeddings of degrees, which are added to
+            features; default: there are none.
         dropout: of what layers add.
         attention_dropout: of weights of attention.
         attention: further options of :class:`DualInterleavedAttention`: ``policy``, ``schedule``,
@@ -36,6 +41,8 @@ class GraphTransformer(nn.Module):
     Raises:
         ValueError: an argument is out of its range.
     """
+
+    has_token = False
 
     def __init__(
         self,
@@ -47,16 +54,13 @@ class GraphTransformer(nn.Module):
         *,
         level: str = "node",
         position_channels: int = 0,
+        max_degree: int | None = None,
         dropout: float = 0.1,
         attention_dropout: float = 0.1,
         **attention: Any,
     ) -> None:
-        super().__init__()
-        if level not in ("node", "graph"):
-            raise ValueError(f"level: expected 'node' or 'graph', got {level!r}")
-        if layers < 1:
-            raise ValueError(f"layers: expected at least 1, got {layers}")
-        self.level, self.position_channels = level, position_channels
+        super().__init__(channels, layers, level, max_degree)
+        self.position_channels = position_channels
         self.features = nn.Linear(in_channels, channels)
         self.positions = nn.Linear(position_channels, channels) if position_channels else None
         self.layers = nn.ModuleList(
@@ -78,9 +82,10 @@ class GraphTransformer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
-        for module in (self.features, self.positions, *self.layers, self.out):
+        embeddings = self.in_degrees, self.out_degrees
+        for module in (*embeddings, self.features, self.positions, *self.layers, self.out):
             if module is not None:
-                cast(TransformerLayer | nn.Linear, module).reset_parameters()
+                cast(TransformerLayer | nn.Linear | nn.Embedding, module).reset_parameters()
 
     def forward(
         self,
@@ -89,6 +94,8 @@ class GraphTransformer(nn.Module):
         batch: Tensor | None = None,
         num_graphs: int | None = None,
         *,
+        types: Tensor | None = None,
+        degrees: tuple[Tensor, Tensor] | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """The result for each node or graph.
@@ -97,8 +104,11 @@ class GraphTransformer(nn.Module):
             x: ``[nodes, in_channels]``.
             edges: int64 or int32 ``[2, E]``, or a pattern without tokens.
             batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph. Not
-                beside a pattern, which has it, and neither is ``num_graphs``.
+                beside a pattern, which has it, and neither are ``num_graphs`` and ``types``.
             num_graphs: default: the last graph of ``batch``, and those before it.
+            types: of the edges, uint8 ``[E]``, as :func:`fastgraph.nn.dual_pattern` takes them.
+            degrees: with ``max_degree``, of edges into and out of each node, int64 ``[nodes]``
+                each; default: those of ``edges``, which a part of a graph may have lost some of.
             positions: of nodes, ``[nodes, position_channels]``.
 
         Returns:
@@ -110,13 +120,8 @@ class GraphTransformer(nn.Module):
                 :meth:`DualInterleavedAttention.forward`.
             IndexError: ``edges`` points outside the nodes.
         """
-        pattern = edges
-        if isinstance(pattern, Tensor):
-            first = cast(TransformerLayer, self.layers[0])
-            pattern = first.self_attn.pattern(pattern, len(x), batch, num_graphs)
-        else:
-            refuse_beside_pattern(batch=batch, num_graphs=num_graphs)
-        h = self.features(x)
+        pattern = self.pattern_of_call(len(x), edges, batch, num_graphs, types)
+        h = self.with_degrees(self.features(x), pattern, degrees)
         if self.positions is not None:
             h = h + self.positions(self._signed(positions, len(x)))
         elif positions is not None:
@@ -133,9 +138,7 @@ class GraphTransformer(nn.Module):
         if positions is None or list(positions.shape) != [nodes, self.position_channels]:
             got = "None" if positions is None else str(list(positions.shape))
             raise ValueError(f"positions: expected [{nodes}, {self.position_channels}], got {got}")
-        if not self.training:
-            return positions
-        return positions * (2 * torch.randint(2, (self.position_channels,)) - 1).to(positions)
+        return with_random_signs(positions) if self.training else positions
 
 
 def _means(h: Tensor, pattern: DualPattern) -> Tensor:

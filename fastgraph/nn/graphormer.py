@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.dual_pattern import EDGE, DualPattern, offsets_of, refuse_beside_pattern
+from fastgraph.nn.dual_pattern import DualPattern
+from fastgraph.nn.graph_model import GraphModel
 from fastgraph.nn.transformer_layer import TransformerLayer
 
 
-class Graphormer(nn.Module):
+class Graphormer(GraphModel):
     """Graphormer, as TorchGT trains it, for nodes or graphs.
 
     Ying et al. ("Do transformers really perform bad for graph representation?", NeurIPS 2021) with
@@ -43,6 +44,8 @@ class Graphormer(nn.Module):
         ValueError: an argument is out of its range.
     """
 
+    has_token = True
+
     def __init__(
         self,
         in_channels: int,
@@ -59,18 +62,9 @@ class Graphormer(nn.Module):
         hops: int = 5,
         **attention: Any,
     ) -> None:
-        super().__init__()
-        if level not in ("node", "graph"):
-            raise ValueError(f"level: expected 'node' or 'graph', got {level!r}")
-        if layers < 1:
-            raise ValueError(f"layers: expected at least 1, got {layers}")
-        if max_degree < 1:
-            raise ValueError(f"max_degree: expected at least 1, got {max_degree}")
-        self.level, self.max_degree = level, max_degree
+        super().__init__(channels, layers, level, max_degree)
         self.dropout, self.input_dropout = dropout, input_dropout
         self.features = nn.Linear(in_channels, channels)
-        self.in_degrees = nn.Embedding(max_degree + 1, channels)
-        self.out_degrees = nn.Embedding(max_degree + 1, channels)
         self.token = nn.Parameter(torch.empty(1, channels))
         made = [
             TransformerLayer(
@@ -125,23 +119,15 @@ class Graphormer(nn.Module):
             elif "norm" not in name:
                 nn.init.normal_(parameter, std=deviation)
 
-    def pattern(
-        self,
-        edge_index: Tensor,
-        num_nodes: int,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-    ) -> DualPattern:
-        """The pattern of a batch, as layers take it; see :func:`fastgraph.nn.dual_pattern`."""
-        first = cast(TransformerLayer, self.layers[0])
-        return first.self_attn.pattern(edge_index, num_nodes, batch, num_graphs, token=True)
-
     def forward(
         self,
         x: Tensor,
         edges: Tensor | DualPattern,
         batch: Tensor | None = None,
         num_graphs: int | None = None,
+        *,
+        types: Tensor | None = None,
+        degrees: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """The result for each node or graph.
 
@@ -149,8 +135,11 @@ class Graphormer(nn.Module):
             x: ``[nodes, in_channels]``.
             edges: int64 or int32 ``[2, E]``, or the :meth:`pattern`.
             batch: the graph of each node, int64 ``[nodes]``, ascending; default: one graph. Not
-                beside a pattern, which has it, and neither is ``num_graphs``.
+                beside a pattern, which has it, and neither are ``num_graphs`` and ``types``.
             num_graphs: default: the last graph of ``batch``, and those before it.
+            types: of the edges, uint8 ``[E]``, as :func:`fastgraph.nn.dual_pattern` takes them.
+            degrees: of edges into and out of each node, int64 ``[nodes]`` each; default: those of
+                ``edges``, which a part of a graph may have lost some of.
 
         Returns:
             ``[nodes, out_channels]`` or ``[graphs, out_channels]``.
@@ -159,14 +148,8 @@ class Graphormer(nn.Module):
             ValueError: as :meth:`DualInterleavedAttention.forward`.
             IndexError: ``edges`` points outside the nodes.
         """
-        if isinstance(edges, DualPattern):
-            refuse_beside_pattern(batch=batch, num_graphs=num_graphs)
-            pattern = edges
-        else:
-            pattern = self.pattern(edges, len(x), batch, num_graphs)
-        into, out_of = degrees(pattern)
-        h = self.features(x) + self.in_degrees(into.clamp(max=self.max_degree))
-        h = h + self.out_degrees(out_of.clamp(max=self.max_degree))
+        pattern = self.pattern_of_call(len(x), edges, batch, num_graphs, types)
+        h = self.with_degrees(self.features(x), pattern, degrees)
         h = F.dropout(h, self.input_dropout, self.training)
         token = self.token.expand(pattern.num_graphs, -1)
         for layer in self.layers:
@@ -174,14 +157,3 @@ class Graphormer(nn.Module):
         found = self.norm(h if self.level == "node" else token)
         out: Tensor = self.out(F.dropout(found, self.dropout, self.training))
         return out
-
-
-def degrees(pattern: DualPattern) -> tuple[Tensor, Tensor]:
-    """The numbers of edges into and out of each node, int64 ``[nodes]`` each.
-
-    Edges count once, and no loops, tokens or steps of the path.
-    """
-    is_edge = pattern.types == EDGE
-    into = offsets_of(is_edge.long())[pattern.ptr].diff()[: pattern.num_nodes]
-    out_of = torch.bincount(pattern.sources[is_edge], minlength=pattern.num_nodes)
-    return into, out_of

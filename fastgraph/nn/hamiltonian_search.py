@@ -14,6 +14,37 @@ STEP = 128
 """The cost of a step of a search, in nodes, beside those that it moves."""
 
 
+class Draws:
+    """Numbers by chance that any version of any library draws alike: the hash of a counter.
+
+    By SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+    2014).
+    """
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next so many numbers of 64 bits."""
+        first, self.drawn = self.drawn, self.drawn + count
+        z = np.arange(first + 1, self.drawn + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    def below(self, bound: int) -> int:
+        """A number from 0 to below ``bound``, each as likely but for one in 2^64."""
+        return int(self.words(1)[0]) * bound >> 64
+
+    def one_of(self, values: Integers) -> int:
+        """One of the values."""
+        return int(values[self.below(len(values))])
+
+    def shuffled(self, values: Integers) -> Integers:
+        """The values in another order."""
+        return values[self.words(len(values)).argsort(kind="stable")]
+
+
 def path_by_rotations(adjacency: Adjacency, budget: int) -> Integers | None:
     """A Hamiltonian path, or ``None`` if none is found until ``budget`` nodes were touched.
 
@@ -46,12 +77,12 @@ class _Search:
 
     def __init__(self, adjacency: Adjacency, budget: int) -> None:
         self.graph, self.left = adjacency, budget
-        self.draw = np.random.default_rng(0)
+        self.draw = Draws()
 
     def begin(self, start: int | None) -> None:
         """Begin a path with one node, ``start`` or any."""
         nodes = self.graph.num_nodes
-        start = int(self.draw.integers(nodes)) if start is None else start
+        start = self.draw.below(nodes) if start is None else start
         self.along, self.against, self.is_turned = self.graph.along, self.graph.against, False
         # How many neighbours of each node are not on the path.
         self.ahead, self.behind = self.along.degrees.copy(), self.against.degrees.copy()
@@ -115,7 +146,7 @@ class _Search:
         ways_on = np.flatnonzero(self.ahead[self.path])
         if not len(ways_on):
             return False
-        self._set(np.roll(self.path, -1 - int(self.draw.choice(ways_on))), 0)
+        self._set(np.roll(self.path, -1 - self.draw.one_of(ways_on)), 0)
         return True
 
     def _rearranged(self) -> bool:
@@ -129,7 +160,7 @@ class _Search:
             self._set(np.concatenate([self.path[:kept], self.path[kept:][::-1]]), kept)
             return True
         found: tuple[int, int] | None = None
-        for kept in self.draw.permutation(near[near > 0]).tolist():
+        for kept in self.draw.shuffled(near[near > 0]).tolist():
             entries = self.place[self.along.of(int(self.path[kept - 1]))]
             entries = entries[entries > kept]
             if len(entries):
@@ -146,7 +177,7 @@ class _Search:
     def _chosen(self, places: Integers, last: Integers) -> int:
         """One of the places, by chance, with a way on from its last node where there is any."""
         ways_on = self.ahead[last] > 0
-        return int(self.draw.choice(places[ways_on] if ways_on.any() else places))
+        return self.draw.one_of(places[ways_on] if ways_on.any() else places)
 
     def _set(self, path: Integers, first: int) -> None:
         """Take another path, which is the same before ``first``."""

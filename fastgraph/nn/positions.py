@@ -46,3 +46,16 @@ def positions_by_powers(
         x = gcn(x, edge_index)
         out += F.normalize(x, dim=1)
     return out
+
+
+def with_random_signs(positions: Tensor) -> Tensor:
+    """Positions of nodes, of which the sign of each channel is drawn by torch's generator.
+
+    Eigenvectors have no sign of their own: with one that is drawn anew in each step a model learns
+    not to look at it (Dwivedi et al., "Benchmarking graph neural networks", JMLR 2023).
+
+    Args:
+        positions: ``[nodes, channels]``.
+    """
+    signs = 2 * torch.randint(2, (positions.shape[-1],)) - 1
+    return positions * signs.to(positions)

@@ -9,8 +9,10 @@ import torch
 from fastgraph.nn.adjacency import Adjacency, Integers, Rows
 from fastgraph.nn.answer import Answer
 
-SMALL = 4096
-"""Graphs of so many nodes are decided at any cost."""
+WORDS = 32
+"""Words of bitsets, which are visited in a row, that take as long as a node or a set of nodes that
+other searches touch. With the default budget graphs of 4,096 nodes and 5 million edges are decided,
+and all that are smaller."""
 
 BITS = 64
 """Searches in one word of a bitset."""
@@ -23,7 +25,7 @@ def reachability(adjacency: Adjacency, layers: int, token: bool, budget: int) ->
         adjacency: without the token.
         layers: steps that are allowed.
         token: whether there is a node joined with all.
-        budget: words that searches may visit in graphs of more than ``SMALL`` nodes.
+        budget: a ``WORDS``-th of the words that searches may visit.
 
     Returns:
         No, with a pair of nodes of which the second is too far from the first; yes, with the node
@@ -63,9 +65,9 @@ def _by_searches(adjacency: Adjacency, layers: int, budget: int) -> Answer:
         centre = _middle(adjacency, int(ahead.argmax()), layers)
     assert best is not None
     cost, starts, ends = best
-    if adjacency.num_nodes > SMALL and cost > budget:
+    if cost > budget * WORDS:
         reason = f"searches from {len(starts) + len(ends)} nodes would visit {cost} words"
-        return Answer("undecided", f"{reason}, more than the budget of {budget}")
+        return Answer("undecided", f"{reason}, more than {WORDS} times the budget of {budget}")
     if (pair := _too_far(adjacency.against, starts, layers)) is not None:
         return _no(*pair, layers)
     if (pair := _too_far(adjacency.along, ends, layers)) is not None:

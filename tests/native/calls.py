@@ -1,7 +1,8 @@
 """A valid call of each native function with random arguments, and a check of what it wrote.
 
 Those of attention are in ``attention_calls.py`` and ``dense_attention_calls.py``, those of samplers
-in ``sampling_calls.py``, and that of tokens in ``token_calls.py``.
+in ``sampling_calls.py``, those of distances in ``shortest_paths_calls.py``, and that of tokens in
+``token_calls.py``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.native.drawing import (
     outputs,
 )
 from tests.native.sampling_calls import SAMPLING_CALLS
+from tests.native.shortest_paths_calls import SHORTEST_PATHS_CALLS
 from tests.native.spmm_coo_calls import SPMM_COO_CALLS
 from tests.native.token_calls import TOKEN_CALLS
 
@@ -567,4 +569,5 @@ CALLS = (
     *SPMM_COO_CALLS,
     *SAMPLING_CALLS,
     *TOKEN_CALLS,
+    *SHORTEST_PATHS_CALLS,
 )

@@ -53,6 +53,11 @@ UNTRUSTED |= {("sample_layer", name) for name in ("colptr", "row", "seed", "edge
 UNTRUSTED |= {("thin_lists", name) for name in ("ptr", "index", "nodes")}
 UNTRUSTED |= {("sample_local_nodes", "nodes")}
 UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
+UNTRUSTED |= {
+    (function, name)
+    for function in ("distances_in_ranges", "distances_of_entries", "nodes_within")
+    for name in ("rowptr", "col", "nodes", "first", "begin", "ptr", "key")
+}
 UNTRUSTED |= {("gather_tokens", name) for name in ("cache_bits", "cache_before", "nodes")}
 UNTRUSTED |= {
     (name, offsets)

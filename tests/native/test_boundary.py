@@ -146,6 +146,18 @@ def dense_calls() -> dict[str, dict[str, Any]]:
     return {"dense_attention": given, "dense_attention_backward": given | gradients}
 
 
+def distance_calls() -> dict[str, dict[str, Any]]:
+    graph = {"rowptr": torch.tensor([0, 1, 3, 4]), "col": torch.tensor([1, 0, 2, 1])}
+    ranges = {"nodes": torch.tensor([0, 2]), "first": torch.tensor([0, 1])}
+    ranges["begin"] = torch.tensor([0, 3, 5])
+    entries = {"ptr": torch.tensor([0, 2, 2, 3]), "key": torch.tensor([2, 0, 1])}
+    return {
+        "distances_in_ranges": {**graph, **ranges, "longest": 3, "out": torch.zeros(5).byte()},
+        "distances_of_entries": {**graph, **entries, "longest": 3, "out": torch.zeros(3).byte()},
+        "nodes_within": {**graph, "longest": 3},
+    }
+
+
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     graph = make_graph(lib, "random")
     flipped = transpose(lib, graph)
@@ -160,7 +172,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     matrix = ascending | {"row_id": torch.arange(graph.num_rows).int()}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
     matrix_t |= {"num_cut_t": num_cut_t, "row_id_t": torch.arange(graph.num_cols).int()}
-    attention = attention_calls(graph, matrix, matrix_t) | dense_calls()
+    attention = attention_calls(graph, matrix, matrix_t) | dense_calls() | distance_calls()
     return attention | {
         "build_csr": {
             "row": graph.row,
@@ -303,6 +315,9 @@ FUNCTIONS = (
     "edge_attention_backward_src",
     "dense_attention",
     "dense_attention_backward",
+    "distances_in_ranges",
+    "distances_of_entries",
+    "nodes_within",
 )
 # Sizes are taken from these: what disagrees with them is reported instead.
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
@@ -317,6 +332,8 @@ LEADING_IN = {
     ("biased_attention_backward_src", "table"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
+    ("distances_in_ranges", "nodes"),
+    ("distances_of_entries", "key"),
 }
 STRIDED = {
     ("build_csr", "row"),
@@ -403,6 +420,31 @@ def test_heads_share_columns_evenly(best: Any, function: str, name: str) -> None
             getattr(best, function)(*(arguments | {name: torch.randn(edges, heads)}).values())
     with pytest.raises(ValueError, match=rf"{name} must have shape \["):
         getattr(best, function)(*(arguments | {name: torch.randn(edges + 1, 1)}).values())
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value", "error", "message"),
+    [
+        ("distances_in_ranges", "longest", 255, ValueError, r"longest must be in \[0, 254\]"),
+        ("distances_in_ranges", "nodes", [0, 3], IndexError, "nodes holds node 3 at position 1"),
+        ("distances_in_ranges", "first", [1, 1], IndexError, "nodes holds node 0 at position 0"),
+        ("distances_in_ranges", "first", [0, -1], IndexError, "nodes holds node 2 at position 1"),
+        ("distances_in_ranges", "begin", [0, 4, 3], ValueError, "begin must ascend from 0"),
+        ("distances_in_ranges", "begin", [1, 3, 5], ValueError, "begin must ascend from 0"),
+        ("distances_of_entries", "longest", -1, ValueError, r"longest must be in \[0, 254\]"),
+        ("distances_of_entries", "key", [0, 3, 1], IndexError, "key holds node 3 at position 1"),
+        ("distances_of_entries", "ptr", [0, 2, 2, 2], ValueError, "ptr must run to 3"),
+        ("nodes_within", "col", [1, 0, 3, 1], IndexError, "col holds node 3 at position 2"),
+        ("nodes_within", "rowptr", [0, 5, 3, 4], ValueError, "rowptr must ascend"),
+    ],
+)
+def test_wrong_distances_are_refused(
+    best: Any, function: str, name: str, value: Any, error: type[Exception], message: str
+) -> None:
+    arguments = distance_calls()[function]
+    arguments[name] = torch.tensor(value) if isinstance(value, list) else value
+    with pytest.raises(error, match=message):
+        getattr(best, function)(*arguments.values())
 
 
 def test_row_pointers_must_span_the_entries(best: Any) -> None:

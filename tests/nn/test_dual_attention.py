@@ -518,7 +518,7 @@ ACROSS = torch.tensor([[0], [1]])
         ({"batch": BATCH[1:]}, ValueError, r"batch: expected int64 \[25\]"),
         ({"token": torch.zeros(GRAPHS, 3)}, ValueError, r"token: expected \[graphs, 12\]"),
         ({"token": torch.zeros(2, 12)}, ValueError,
-         "token: expected one for each of 5 graphs of batch, got 2"),
+         "token: expected one for each of 5 graphs, got 2"),
         ({"token": torch.zeros(2, 12), "batch": None, "edges": EDGES[:, :0]}, ValueError,
          "token: expected one for each of 1 graphs, got 2"),
         ({"edges": some_pattern()}, ValueError, "batch: expected None beside a pattern"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastgraph.graphs.memo import MEMO
 from fastgraph.nn import DualInterleavedAttention, DualPattern, Graphormer, dual_pattern
+from fastgraph.nn.dual_pattern import OTHER
 
 NODES, CHANNELS = 9, 8
 BATCH = torch.repeat_interleave(torch.arange(2), torch.tensor([4, 5]))
@@ -86,3 +87,58 @@ def test_types_of_pairs_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.tensor([3, 5, 8])
     some = [pattern.pair_types(rows, hops=3) for pattern in (apart, whole)]
     assert torch.equal(*some) and len(some[0]) == 5 + 6 + 6
+
+
+@pytest.mark.parametrize("path", [False, True])
+@pytest.mark.parametrize("token", [False, True])
+def test_pairs_some_hops_apart_are_those_of_all_pairs(token: bool, path: bool) -> None:
+    options: dict[str, Any] = {"token": token, "path": path}
+    near = dual_pattern(EDGES, NODES, BATCH, hops=3, **options)
+    assert near.hops == 3
+    whole = dual_pattern(EDGES, NODES, BATCH, **options).pair_types(hops=3)
+    types = near.pair_types(hops=3)
+    assert torch.equal(types, whole)  # of the entries, and of distances along edges alone
+    assert near.num_entries == int((whole != OTHER).sum())
+
+
+@pytest.mark.parametrize("hops", [1, 3])
+def test_a_pattern_of_its_own_entries(hops: int) -> None:
+    made = dual_pattern(EDGES, NODES, BATCH, hops=hops, path=True)
+    queries = torch.arange(NODES).repeat_interleave(made.ptr.diff())
+    mixed = torch.randperm(2 * made.num_entries) % made.num_entries  # each pair twice
+    index, types = torch.stack([made.sources, queries])[:, mixed], made.types[mixed]
+    again = dual_pattern(index, NODES, BATCH, path=True, types=types)
+    for name in ("sources", "ptr", "types", "offsets", "hops", "sizes", "pairs"):
+        found, expected = getattr(again, name), getattr(made, name)
+        is_same = torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+        assert is_same, name
+
+
+@pytest.mark.parametrize(
+    ("index", "types", "options", "message"),
+    [
+        ([[0, 0], [1, 1]], [1, 3], {"path": True}, "types: expected one type of each pair, got"),
+        ([[0, 0], [1, 1]], [1], {}, r"types: expected uint8 \[2\], one of each pair"),
+        ([[0], [1]], [0], {}, "types: expected 0 of loops and of no other pairs"),
+        ([[1], [1]], [1], {}, "types: expected 0 of loops and of no other pairs"),
+        ([[0], [1]], [4], {}, "types: expected those of loops, edges, the path or distances"),
+        ([[0], [1]], [255], {}, r"distances up to 250, got \[255\]"),
+        ([[0], [1]], [3], {}, "types: expected none of a path without path=True"),
+        ([[0], [1]], [1], {"hops": 2}, "hops: expected 1 beside types"),
+        ([[0], [1]], None, {"hops": 0}, "hops: expected 1 to 250, got 0"),
+        ([[0], [1]], None, {"hops": 251}, "hops: expected 1 to 250, got 251"),
+    ],
+)
+def test_types_that_are_none(
+    index: list[list[int]], types: list[int] | None, options: dict[str, Any], message: str
+) -> None:
+    given = None if types is None else torch.tensor(types, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=message):
+        dual_pattern(torch.tensor(index), 3, types=given, **options)
+
+
+def test_a_layer_has_biases_for_all_hops() -> None:
+    layer = DualInterleavedAttention(CHANNELS, 2, type_bias=True, hops=2)
+    pattern = layer.pattern(EDGES, NODES, BATCH, hops=3)
+    with pytest.raises(ValueError, match="edges: expected a pattern of hops up to 2"):
+        layer(torch.randn(NODES, CHANNELS), pattern)

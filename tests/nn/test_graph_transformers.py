@@ -17,7 +17,7 @@ from fastgraph.nn import (
     TransformerLayer,
     dual_pattern,
 )
-from fastgraph.nn.graphormer import degrees
+from fastgraph.nn.graph_model import degrees
 
 SIZES = [6, 1, 9]
 NODES, GRAPHS = sum(SIZES), len(SIZES)

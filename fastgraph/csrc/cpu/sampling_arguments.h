@@ -4,7 +4,9 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
+#include <cstdlib>
 #include <string>
+#include <type_traits>
 
 #include "bindings/checks.h"
 #include "cpu/sampling.h"
@@ -66,6 +68,22 @@ inline void throw_defect(const SampleDefect& defect, const SampleNames& names) {
       TVM_FFI_THROW(IndexError) << "edge_type holds " << defect.value << " at position "
                                 << defect.position << ", for which there is no fanout";
   }
+}
+
+// Memory of a buffer that a tensor owns from now on.
+template <typename T>
+struct OwnedMemory {
+  T* memory;
+  void AllocData(DLTensor* tensor) { tensor->data = memory; }
+  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
+};
+
+template <typename T>
+tvm::ffi::Tensor to_tensor(Buffer<T>& buffer) {
+  const int64_t size = buffer.size();
+  const DLDataType dtype{std::is_unsigned<T>::value ? kDLUInt : kDLInt, 8 * sizeof(T), 1};
+  return tvm::ffi::Tensor::FromNDAlloc(OwnedMemory<T>{buffer.release()},
+                                       tvm::ffi::ShapeView(&size, 1), dtype, DLDevice{kDLCPU, 0});
 }
 
 // Calls body(Ptr{}, Index{}) with the element types of a graph.

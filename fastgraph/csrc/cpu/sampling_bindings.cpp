@@ -31,22 +31,6 @@ const T* checked_item(const OptionalTensors& tensors, size_t i, int64_t size, co
   return checked<const T>(Tensor(owned), {size}, item(name, i).c_str());
 }
 
-// Memory of a buffer that a tensor owns from now on.
-template <typename T>
-struct OwnedMemory {
-  T* memory;
-  void AllocData(DLTensor* tensor) { tensor->data = memory; }
-  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
-};
-
-template <typename T>
-OwnedTensor to_tensor(Buffer<T>& buffer) {
-  const int64_t size = buffer.size();
-  const DLDataType dtype{kDLInt, 8 * sizeof(T), 1};
-  return OwnedTensor::FromNDAlloc(OwnedMemory<T>{buffer.release()}, tvm::ffi::ShapeView(&size, 1),
-                                  dtype, DLDevice{kDLCPU, 0});
-}
-
 template <typename T>
 void append(Tensors& tensors, std::vector<Buffer<T>>& buffers) {
   for (auto& buffer : buffers) tensors.push_back(to_tensor(buffer));

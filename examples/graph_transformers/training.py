@@ -1,0 +1,48 @@
+"""The arguments of both examples, and the way in which TorchGT trains."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint
+
+from fastgraph.nn import Schedule, polynomial_decay
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, epochs: int, warm_up: int) -> None:
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--warm-up", type=int, default=warm_up, help="epochs in which rates rise")
+    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--period", type=int, default=4, help="of layers, one dense; 0 for none")
+    parser.add_argument("--hops", type=int, default=2, help="distances that attention knows")
+    parser.add_argument("--attention-dropout", type=float, default=0.1)
+    parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where that is safe")
+    parser.add_argument("--checkpoint", action="store_true", help="keep no activations of layers")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def schedule_of(period: int) -> Schedule:
+    """The first of so many layers attends to all pairs."""
+    return Schedule("layer", period or None)
+
+
+def keep_no_activations(model: nn.Module) -> None:
+    """Compute each layer once more in backward, with the same dropout."""
+    for layer in model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def optimizer_of(
+    model: nn.Module, arguments: argparse.Namespace, steps_of_epoch: int
+) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    """AdamW, and rates that rise and then fall to 1e-9 in the last step."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=arguments.lr, weight_decay=arguments.weight_decay
+    )
+    warm_up, steps = (n * steps_of_epoch for n in (arguments.warm_up, arguments.epochs))
+    return optimizer, polynomial_decay(optimizer, min(warm_up, steps - 1), steps)
