@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastgraph.nn.answer import Answer
+from fastgraph.nn.auto_tuner import AutoTuner
+from fastgraph.nn.block_profile import BlockProfile, fastest_block
+from fastgraph.nn.clusters import clusters_of_cache
 from fastgraph.nn.conditions import Conditions, conditions
 from fastgraph.nn.dual_attention import DualInterleavedAttention, DualReport
 from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
@@ -16,6 +19,7 @@ from fastgraph.nn.graphormer import Graphormer
 from fastgraph.nn.large_gt import LargeGT
 from fastgraph.nn.local_module import LocalModule
 from fastgraph.nn.probe import Probe
+from fastgraph.nn.reformation import Reformation
 from fastgraph.nn.schedule import Schedule, period_of_share
 from fastgraph.nn.transformer_layer import TransformerLayer
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "AutoTuner",
+    "BlockProfile",
     "Conditions",
     "DualInterleavedAttention",
     "DualPattern",
@@ -38,10 +44,13 @@ __all__ = [
     "LargeGT",
     "LocalModule",
     "Probe",
+    "Reformation",
     "Schedule",
     "TransformerLayer",
+    "clusters_of_cache",
     "conditions",
     "dual_pattern",
+    "fastest_block",
     "period_of_share",
 ]
 
