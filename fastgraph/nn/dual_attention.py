@@ -367,7 +367,7 @@ class DualInterleavedAttention(nn.Module):
         return replace(split, sources=sources, ptr=ptr, types=types)
 
     def _reformation(self, pattern: DualPattern) -> str | None:
-        """What became of edges, in words."""
+        """An account of what became of edges."""
         if self.reformation is None:
             return None
         reformed = self._reformed(pattern)

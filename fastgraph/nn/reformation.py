@@ -259,7 +259,7 @@ class Reformation:
         return grid.reformed(pattern, is_moved, self.placement, self.seed, hops)
 
     def state_dict(self) -> dict[str, Any]:
-        """What checkpoints have: the state of the tuner."""
+        """The state for checkpoints, that of the tuner."""
         return {} if self.tuner is None else {"tuner": self.tuner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
