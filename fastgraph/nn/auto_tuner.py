@@ -116,7 +116,7 @@ class AutoTuner:
         return {"index": index, "average": average, "rates": rates, "seconds": epochs}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for checkpoints: the threshold, the average, the rates and the times of epochs."""
+        """The state for checkpoints: threshold, average, rates and the times of epochs."""
         return {
             "index": self.index,
             "average": self.average,
