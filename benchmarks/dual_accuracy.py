@@ -43,7 +43,7 @@ def main(graphs: str, models: str, seeds: int, epochs: int, out: Path) -> None:
     torch.set_num_threads(1)
     console, cells = Console(stderr=True), []
     for graph in graphs.split(","):
-        data = planetoid(graph)
+        data = _data(graph)
         for name in models.split(","):
             runs = [_run(data, name, seed, epochs) for seed in range(seeds)]
             cell: dict[str, Any] = {"graph": graph, "model": name}
@@ -59,7 +59,7 @@ def main(graphs: str, models: str, seeds: int, epochs: int, out: Path) -> None:
     publish(console, out, "dual-accuracy", results, _markdown(results))
 
 
-def planetoid(name: str) -> Any:
+def _data(name: str) -> Any:
     import shutil
 
     from torch_geometric.datasets import Planetoid
