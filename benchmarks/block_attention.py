@@ -3,8 +3,8 @@
     PYTHONPATH=. .venv/bin/python benchmarks/block_attention.py
 
 ``fastgraph.ops.block_attention`` and ``ops.attention`` on 8,192 nodes of cliques of several sizes,
-on random graphs, and on a graph of clusters before and after ``fastgraph.nn.Reformation``. Times are
-by the processor's clock on one thread, lower quartiles of all in turns. Results go to
+on random graphs, and on a graph of clusters before and after ``fastgraph.nn.Reformation``. Times
+are by the processor's clock on one thread, lower quartiles of all in turns. Results go to
 ``benchmarks/results/<date>-block-attention.json`` and ``.md``.
 """
 
@@ -139,9 +139,9 @@ def _markdown(results: dict[str, Any]) -> str:
         "",
         f"`{results['command']}`",
         "",
-        f"float32, {NODES:,} nodes, lower quartiles of processor time in milliseconds on one thread",
-        "of a machine that others used, too, in turns. Fill is the edges of a column of 16 rows. The",
-        "last column says how many times as long rows take.",
+        f"float32, {NODES:,} nodes, lower quartiles of processor time in milliseconds on one",
+        "thread of a machine that others used, too, in turns. Fill is the edges of a column of 16",
+        "rows. The last column says how many times as long rows take.",
         "",
         "| graph | fill | channels x heads | bias | pass | rows | sub-blocks | ratio |",
         "| --- | ---: | --- | --- | --- | ---: | ---: | ---: |",
