@@ -416,6 +416,11 @@ class DualInterleavedAttention(nn.Module):
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
         types = None if table is None else entries.types
+        if rate == 0 and self.reformation is not None and self.reformation.kernel == "blocks":
+            out, _ = ops.block_attention(
+                query, key, value, entries.sources, ptr=entries.ptr, bias=table, bias_index=types
+            )
+            return out
         out, _, _ = ops.attention(
             query,
             key,

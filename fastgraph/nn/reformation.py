@@ -64,6 +64,9 @@ class Reformation:
         seed: of random placement.
         evaluation: ``"same"``: where a model is not in training mode, too, or ``"exact"``: there
             the edges are as they were.
+        kernel: ``"rows"``, :func:`fastgraph.ops.attention`, or ``"blocks"``,
+            :func:`fastgraph.ops.block_attention`, in steps without dropout of weights. Nodes should
+            be in the order of their clusters then; which is faster depends on the graph.
 
     Attributes:
         is_measuring: whether layers select pairs in the sparse turns that they compute.
@@ -83,11 +86,13 @@ class Reformation:
         tuner: AutoTuner | None = None,
         seed: int = 0,
         evaluation: str = "same",
+        kernel: str = "rows",
     ) -> None:
         for name, value, allowed in (
             ("select", select, SELECTIONS),
             ("placement", placement, PLACEMENTS),
             ("evaluation", evaluation, ("same", "exact")),
+            ("kernel", kernel, ("rows", "blocks")),
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {list(allowed)}, got {value!r}")
@@ -108,7 +113,8 @@ class Reformation:
             wanted = "an AutoTuner" if select == "elastic" else f"None with select={select!r}"
             raise ValueError(f"tuner: expected {wanted}, got {tuner!r}")
         self.select, self.clusters, self.block, self.mass = select, clusters, block, mass
-        self.placement, self.seed, self.evaluation = placement, seed, evaluation
+        self.placement, self.seed = placement, seed
+        self.evaluation, self.kernel = evaluation, kernel
         self.tuner = AutoTuner() if select == "elastic" and tuner is None else tuner
         self.is_measuring = False
         self._name = uuid.uuid4().hex  # under which patterns keep what is of this one alone
@@ -275,7 +281,8 @@ class Reformation:
 
     def __repr__(self) -> str:
         clusters = "given" if isinstance(self.clusters, Tensor) else self.clusters
-        return f"Reformation({self.select!r}, clusters={clusters}, block={self.block})"
+        kernel = ", kernel='blocks'" if self.kernel == "blocks" else ""
+        return f"Reformation({self.select!r}, clusters={clusters}, block={self.block}{kernel})"
 
 
 def _largest(value: Tensor, pattern: DualPattern) -> Tensor:

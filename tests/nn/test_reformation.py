@@ -268,6 +268,27 @@ def test_outputs_and_gradients(placement: str, hops: int, token: bool) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("select", ["elastic", "exact"])
+@pytest.mark.parametrize("type_bias", [False, True])
+def test_sub_blocks_give_the_numbers_of_rows(type_bias: bool, select: str) -> None:
+    """Without dropout, and with it what rows give."""
+    pattern, (x, tokens) = pattern_of(token=True), inputs(True)
+    for dropout in (0.0, 0.5):
+        found = []
+        for kernel in ("rows", "blocks"):
+            made = Reformation(select, clusters=CLUSTERS, block=3, kernel=kernel)
+            if made.tuner is not None:
+                made.tuner.index = 6
+            module = layer(reformation=made, type_bias=type_bias, dropout=dropout)
+            torch.manual_seed(0)
+            out = joined(module(x, pattern, None, tokens))
+            assert tokens is not None
+            learned = [x, tokens, *module.parameters()]
+            found.append([out, *torch.autograd.grad(out.square().sum(), learned)])
+        torch.testing.assert_close(*found)
+        assert "kernel='blocks'" in str(module.report(pattern))
+
+
 def test_dense_turns_and_evaluation() -> None:
     """Dense turns are as without a reformation, and so is evaluation where that is asked for."""
     options: dict[str, Any] = {"clusters": CLUSTERS, "block": 3}
@@ -448,6 +469,7 @@ def test_states() -> None:
         ({"select": "all"}, "select: expected one of"),
         ({"placement": "first"}, "placement: expected one of"),
         ({"evaluation": "dense"}, "evaluation: expected one of"),
+        ({"kernel": "tiles"}, "kernel: expected one of"),
         ({"clusters": 0}, "clusters: expected an integer of at least 1, a tensor or None, got 0"),
         ({"clusters": 2.0}, "clusters: expected"),
         ({"block": 0}, "block: expected an integer of 1 to 64, got 0"),
