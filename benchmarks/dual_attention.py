@@ -54,7 +54,7 @@ def main(nodes: str, shape: str, rounds: int, out: Path) -> None:
                     cell |= {"plain": 1000 * found.plain, "other": 1000 * found.ours}
                     cells.append(cell)
                     console.print(_row(cell))
-    answers = [_answers(*graph) for graph in _real_graphs()]
+    answers = [_answers(*graph) for graph in real_graphs()]
     results = {
         "command": shlex.join(["python", "benchmarks/dual_attention.py", *sys.argv[1:]]),
         "machine": machine_facts(1),
@@ -106,7 +106,7 @@ def _step(way: Way, training: bool) -> Callable[[], object]:
     return (lambda: way().sum().backward()) if training else infer
 
 
-def _real_graphs() -> Iterator[tuple[str, Any, int]]:
+def real_graphs() -> Iterator[tuple[str, Any, int]]:
     import numpy as np
     import torch
 

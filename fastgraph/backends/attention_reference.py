@@ -1,4 +1,7 @@
-"""The specification of ``attention`` and ``biased_attention``; see ``reference.py``."""
+"""The specification of ``attention``, ``biased_attention`` and ``block_attention``.
+
+See ``reference.py``.
+"""
 
 from __future__ import annotations
 
@@ -149,3 +152,20 @@ def attention_backward(
         *options,
         wanted=None if wanted is None else (*wanted, False, False, False),
     )[:4]
+
+
+def block_attention(graph: Graph, *arguments: Any, addend: Tensor | None = None) -> Results:
+    query, key, value, table, bias_index, *options = arguments
+    tensors = (query, key, value, None, None, table, bias_index)
+    return biased_attention(graph, *tensors, *options, addend=addend)
+
+
+def block_attention_backward(
+    graph: Graph, *arguments: Any, wanted: Sequence[bool] | None = None
+) -> Gradients:
+    *grads, query, key, value, table, bias_index, stats = arguments[:9]
+    tensors = (query, key, value, None, None, table, bias_index)
+    if wanted is not None:
+        wanted = (*wanted[:3], False, False, *wanted[3:])
+    found = biased_attention_backward(graph, *grads, *tensors, stats, *arguments[9:], wanted=wanted)
+    return (*found[:3], *found[5:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fastgraph.backends.block_attention import block_attention_kernels
 from fastgraph.backends.building import NativeBuilder
 from fastgraph.backends.edge_programs import edge_program_kernel
 from fastgraph.backends.kernels import dense_attention_kernels, native_kernels, spmm_coo_kernel
@@ -24,6 +25,7 @@ _KERNELS = native_kernels(
 )
 _KERNELS["spmm_coo"] = spmm_coo_kernel(native.library)
 _KERNELS |= dense_attention_kernels(native.library)
+_KERNELS |= block_attention_kernels(native.library, _KERNELS)
 _ROUNDED = {"edge_attention", "edge_attention_backward"}
 """Kernels that keep what they fold in the dtype of the features: half types would score by it."""
 _KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True)

@@ -19,6 +19,10 @@ from fastgraph.backends.attention_reference import biased_attention as biased_at
 from fastgraph.backends.attention_reference import (
     biased_attention_backward as biased_attention_backward,
 )
+from fastgraph.backends.attention_reference import block_attention as block_attention
+from fastgraph.backends.attention_reference import (
+    block_attention_backward as block_attention_backward,
+)
 from fastgraph.backends.building import BY_TORCH, TorchBuilder
 from fastgraph.backends.dense_reference import dense_attention as dense_attention
 from fastgraph.backends.dense_reference import dense_attention_backward as dense_attention_backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -22,3 +23,9 @@ def cpuinfo(key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return ""
+
+
+def second_cache() -> int:
+    """The bytes of the second cache of a core; 0 where the system does not say."""
+    name = "SC_LEVEL2_CACHE_SIZE"
+    return max(os.sysconf(name), 0) if name in os.sysconf_names else 0

@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastgraph.nn.answer import Answer
+from fastgraph.nn.auto_tuner import AutoTuner
+from fastgraph.nn.block_profile import BlockProfile, fastest_block
+from fastgraph.nn.clusters import clusters_of_cache
 from fastgraph.nn.conditions import Conditions, conditions
 from fastgraph.nn.dual_attention import DualInterleavedAttention, DualReport
 from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
@@ -18,6 +21,7 @@ from fastgraph.nn.learning_rate import polynomial_decay
 from fastgraph.nn.local_module import LocalModule
 from fastgraph.nn.positions import with_random_signs
 from fastgraph.nn.probe import Probe
+from fastgraph.nn.reformation import Reformation
 from fastgraph.nn.schedule import Schedule, period_of_share
 from fastgraph.nn.transformer_layer import TransformerLayer
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "AutoTuner",
+    "BlockProfile",
     "Conditions",
     "DualInterleavedAttention",
     "DualPattern",
@@ -40,10 +46,13 @@ __all__ = [
     "LargeGT",
     "LocalModule",
     "Probe",
+    "Reformation",
     "Schedule",
     "TransformerLayer",
+    "clusters_of_cache",
     "conditions",
     "dual_pattern",
+    "fastest_block",
     "period_of_share",
     "polynomial_decay",
     "with_random_signs",

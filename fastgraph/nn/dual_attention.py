@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,12 @@ from fastgraph.nn.dual_pattern import (
     Split,
     dual_pattern,
     refuse_beside_pattern,
+    without_rows,
 )
 from fastgraph.nn.probe import Probe, probe
+from fastgraph.nn.reformation import Reformation
 from fastgraph.nn.schedule import Schedule
+from fastgraph.nn.sub_blocks import Reformed
 
 MAX_PAIRS = 1 << 32
 """Of a call: one graph of 65,536 nodes."""
@@ -41,6 +44,7 @@ class DualReport:
         pairs: of rows that attend to all, each with a score for each head.
         entries: of rows that attend along edges.
         conditions: of each graph, where the policy asks for them.
+        reformation: what became of edges, in words, where a reformation changes or lays them out.
     """
 
     dense: tuple[bool, ...]
@@ -48,12 +52,15 @@ class DualReport:
     pairs: int
     entries: int
     conditions: tuple[Conditions, ...] | None = None
+    reformation: str | None = None
 
     def __str__(self) -> str:
         lines = [
             f"{sum(self.dense)} of {len(self.dense)} graphs dense: {self.reason}",
             f"{self.pairs} pairs, {self.entries} entries along edges",
         ]
+        if self.reformation is not None:
+            lines.append(self.reformation)
         for number, found in enumerate(self.conditions or ()):
             lines += [f"graph {number}:", *(f"  {line}" for line in str(found).splitlines())]
         return "\n".join(lines)
@@ -96,10 +103,13 @@ class DualInterleavedAttention(nn.Module):
         hops: with ``type_bias``, up to which distance along edges, 1 to 250, pairs have biases of
             their own in dense turns: Graphormer's spatial encoding (Ying et al., NeurIPS 2021).
         max_pairs: beyond which a dense turn is refused.
+        reformation: of the edges of sparse turns, shared by the layers of a model; it changes what
+            they compute, unless its ``select`` is "exact". Conditions and types of pairs are those
+            of the edges before.
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: ``schedule`` is none.
+        TypeError: ``schedule`` or ``reformation`` is none.
     """
 
     def __init__(
@@ -117,6 +127,7 @@ class DualInterleavedAttention(nn.Module):
         type_bias: bool = False,
         hops: int = 1,
         max_pairs: int = MAX_PAIRS,
+        reformation: Reformation | None = None,
     ) -> None:
         super().__init__()
         if heads < 1 or channels < 1 or channels % heads:
@@ -134,6 +145,8 @@ class DualInterleavedAttention(nn.Module):
             raise ValueError(f"dropout: expected a rate from 0 to below 1, got {dropout}")
         if schedule is not None and not isinstance(schedule, Schedule):
             raise TypeError(f"schedule: expected a Schedule or None, got {schedule!r}")
+        if reformation is not None and not isinstance(reformation, Reformation):
+            raise TypeError(f"reformation: expected a Reformation or None, got {reformation!r}")
         if type(max_pairs) is not int or max_pairs < 0:
             raise ValueError(f"max_pairs: expected an integer of at least 0, got {max_pairs!r}")
         if schedule is None and policy == "union" and not path:
@@ -141,6 +154,7 @@ class DualInterleavedAttention(nn.Module):
         self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule
         self.layers, self.layer, self.path = layers, layer, path
         self.dropout, self.hops, self.max_pairs = dropout, hops, max_pairs
+        self.reformation = reformation
         # Named as torch's, so that a MultiheadAttention's state_dict can be loaded.
         self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * channels)) if bias else None
@@ -213,12 +227,14 @@ class DualInterleavedAttention(nn.Module):
         if self._is_dense_turn():
             reason = f"a dense turn of {self.schedule!r}"
             return DualReport((True,) * graphs, reason, pattern.pairs, 0)
+        reformation, entries = self._reformation(pattern), len(self._entries(pattern).sources)
         if self.policy == "paper":
             found, split = pattern.conditions(self.layers), pattern.split(self.layers)
             is_dense = tuple(not one.hold for one in found)
             reason = "those of which a condition is not answered by yes"
-            return DualReport(is_dense, reason, split.pairs, len(split.sources), found)
-        return DualReport((False,) * graphs, self._union(pattern), 0, pattern.num_entries)
+            return DualReport(is_dense, reason, split.pairs, entries, found, reformation)
+        union = self._union(pattern)
+        return DualReport((False,) * graphs, union, 0, entries, reformation=reformation)
 
     def probe(
         self,
@@ -247,7 +263,9 @@ class DualInterleavedAttention(nn.Module):
         """
         pattern = self._checked(x, edges, batch, token)
         projected = self._projected(x if token is None else torch.cat([x, token]))
-        return probe(*projected, pattern, self._table(projected[0]), self.hops, queries, seed)
+        table, reformed = self._table(projected[0]), self._reformed(pattern)
+        entries = pattern if reformed is None else reformed
+        return probe(*projected, pattern, entries, table, self.hops, queries, seed)
 
     def _checked(
         self,
@@ -315,16 +333,61 @@ class DualInterleavedAttention(nn.Module):
             return "the path joins consecutive nodes, and the token all"
         return "the path joins consecutive nodes; without a token not all reach each other"
 
+    def _row_bytes(self) -> int:
+        return self.channels * self.in_proj_weight.element_size()
+
+    def _reformed(self, pattern: DualPattern) -> Reformed | None:
+        """The entries that a reformation makes of a pattern, if there is one."""
+        if self.reformation is None:
+            return None
+        hops = 1 if self.type_bias is None else self.hops
+        return self.reformation.entries(
+            pattern, self._row_bytes(), hops=hops, layer=self.layer, training=self.training
+        )
+
+    def _entries(self, pattern: DualPattern) -> DualPattern | Split | Reformed:
+        """The entries of a sparse turn, by the policy "paper" those of sparse graphs."""
+        reformed = self._reformed(pattern)
+        if self.policy == "union":
+            return pattern if reformed is None else reformed
+        split = pattern.split(self.layers)
+        if reformed is None:
+            return split
+        if not split.pairs:
+            return reformed
+        sources, ptr, types = without_rows(
+            reformed.sources, reformed.ptr, reformed.types, split.rows
+        )
+        return replace(split, sources=sources, ptr=ptr, types=types)
+
+    def _reformation(self, pattern: DualPattern) -> str | None:
+        """An account of what became of edges."""
+        if self.reformation is None:
+            return None
+        reformed = self._reformed(pattern)
+        if reformed is not None:
+            dense = ", of dense graphs, too" if self.policy == "paper" else ""
+            return f"{self.reformation!r}: {reformed}{dense}"
+        is_mass = self.reformation.select == "mass"
+        waits = is_mass and (self.training or self.reformation.evaluation == "same")
+        reason = "no pairs are selected before they are measured" if waits else "not in evaluation"
+        return f"{self.reformation!r}: {reason}"
+
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, pattern: DualPattern) -> Tensor:
         if self._is_dense_turn():
             self._refuse_too_many(pattern.pairs)
             query, key, value = (pattern.in_order(x) for x in (query, key, value))
             types = None if self.type_bias is None else pattern.pair_types(hops=self.hops)
             return pattern.back(self._dense(query, key, value, pattern.offsets, types))
+        if self.reformation is not None and self.reformation.is_measuring:
+            table = self._table(query)
+            self.reformation.measure(
+                query, key, value, pattern, table, self._row_bytes(), self.layer
+            )
+        out = self._sparse(query, key, value, self._entries(pattern))
         if self.policy == "union":
-            return self._sparse(query, key, value, pattern)
+            return out
         split = pattern.split(self.layers)
-        out = self._sparse(query, key, value, split)
         if not split.pairs:
             return out
         self._refuse_too_many(split.pairs)
@@ -343,16 +406,21 @@ class DualInterleavedAttention(nn.Module):
         return out
 
     def _sparse(
-        self, query: Tensor, key: Tensor, value: Tensor, pattern: DualPattern | Split
+        self, query: Tensor, key: Tensor, value: Tensor, entries: DualPattern | Split | Reformed
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
-        types = None if table is None else pattern.types
+        types = None if table is None else entries.types
+        if rate == 0 and self.reformation is not None and self.reformation.kernel == "blocks":
+            out, _ = ops.block_attention(
+                query, key, value, entries.sources, ptr=entries.ptr, bias=table, bias_index=types
+            )
+            return out
         out, _, _ = ops.attention(
             query,
             key,
             value,
-            pattern.sources,
-            ptr=pattern.ptr,
+            entries.sources,
+            ptr=entries.ptr,
             bias=table,
             bias_index=types,
             dropout=rate,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +72,7 @@ class DualPattern:
         sizes: nodes of each graph, without tokens.
         pairs: of rows of one graph, in all.
         hops: the longest distance that entries have as a type.
+        reformed: what :class:`Reformation` keeps of it, each with its ``nbytes``.
     """
 
     num_nodes: int
@@ -87,6 +90,7 @@ class DualPattern:
     _splits: dict[int, Split] = field(default_factory=dict)
     _conditions: dict[tuple[int, int], tuple[Conditions, ...]] = field(default_factory=dict)
     _pair_types: dict[int, Tensor] = field(default_factory=dict)
+    reformed: dict[Hashable, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -107,13 +111,19 @@ class DualPattern:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, with those of the types of pairs and the splits that it keeps."""
+        """Bytes, with those of types of pairs, splits and reformations that it keeps."""
         tensors = [self.sources, self.ptr, self.types, self.offsets, *self._pair_types.values()]
         if self.order is not None:
             tensors.append(self.order)
         for split in self._splits.values():
             tensors += [split.rows, split.offsets, split.sources, split.ptr, split.types]
-        return sum(tensor.nbytes for tensor in tensors)
+        kept = sum(value.nbytes for value in self.reformed.values())
+        return int(sum(tensor.nbytes for tensor in tensors) + kept)
+
+    def keep_reformed(self, key: Hashable, value: Any) -> None:
+        """Keep something derived, with an attribute ``nbytes``, beside the pattern."""
+        self.reformed[key] = value
+        MEMO.recount()
 
     @property
     def graph_of_nodes(self) -> Tensor:
@@ -241,18 +251,8 @@ class DualPattern:
         of_order = is_dense.repeat_interleave(sizes)
         rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))[of_order]
         own = sizes[is_dense]
-        counts = self.ptr.diff()
-        is_kept = torch.ones_like(counts, dtype=torch.bool)
-        is_kept[rows] = False
-        kept = is_kept.repeat_interleave(counts)
-        return Split(
-            rows,
-            offsets_of(own),
-            self.sources[kept],
-            offsets_of(torch.where(is_kept, counts, 0)),
-            self.types[kept],
-            int((own * own).sum()),
-        )
+        sources, ptr, types = without_rows(self.sources, self.ptr, self.types, rows)
+        return Split(rows, offsets_of(own), sources, ptr, types, int((own * own).sum()))
 
 
 def dual_pattern(
@@ -425,6 +425,17 @@ def refuse_beside_pattern(**given: object) -> None:
 def offsets_of(counts: Tensor) -> Tensor:
     """Where parts of these sizes begin and end, ``[parts + 1]``."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def without_rows(
+    sources: Tensor, ptr: Tensor, types: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of a pattern without those of some rows, which stay, with none."""
+    counts = ptr.diff()
+    is_kept = torch.ones_like(counts, dtype=torch.bool)
+    is_kept[rows] = False
+    kept = is_kept.repeat_interleave(counts)
+    return sources[kept], offsets_of(torch.where(is_kept, counts, 0)), types[kept]
 
 
 def entries_of(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

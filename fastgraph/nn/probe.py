@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.nn.dual_pattern import DualPattern, entries_of, offsets_of
+from fastgraph.nn.sub_blocks import Reformed
 
 LONGEST_PERIOD = 64
 
@@ -53,6 +54,7 @@ def probe(
     key: Tensor,
     value: Tensor,
     pattern: DualPattern,
+    along: DualPattern | Reformed,
     table: Tensor | None,
     hops: int,
     queries: int,
@@ -65,6 +67,7 @@ def probe(
         key: the same.
         value: the same.
         pattern: of the rows.
+        along: the entries of sparse turns.
         table: biases by types of pairs, ``[types, heads]``.
         hops: up to which distance pairs have types of their own.
         queries: how many, at least 1.
@@ -88,15 +91,15 @@ def probe(
         bias=table,
         pair_type=pair_type,
     )
-    entries, counts = entries_of(pattern.ptr, rows)
+    entries, counts = entries_of(along.ptr, rows)
     sparse, _, of_sparse = ops.attention(
         query[rows],
         key,
         value,
-        pattern.sources[entries],
+        along.sources[entries],
         ptr=offsets_of(counts),
         bias=table,
-        bias_index=None if table is None else pattern.types[entries],
+        bias_index=None if table is None else along.types[entries],
     )
     missed = -torch.expm1(_logsums(of_sparse) - _logsums(of_dense))
     missed = missed.clamp(0, 1)  # rounding

@@ -1,6 +1,7 @@
 """Operators on graphs, with gradients: one file each."""
 
 from fastgraph.ops.attention import attention
+from fastgraph.ops.block_attention import block_attention
 from fastgraph.ops.dense_attention import dense_attention
 from fastgraph.ops.edge_attention import edge_attention
 from fastgraph.ops.edge_program import edge_program
@@ -17,6 +18,7 @@ from fastgraph.ops.spmm import spmm
 
 __all__ = [
     "attention",
+    "block_attention",
     "dense_attention",
     "edge_attention",
     "edge_program",

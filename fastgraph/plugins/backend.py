@@ -72,6 +72,10 @@ dropout, seed, weights)``
     ``[types, heads]`` added to scores; each is ``None`` or there, the last two together. Where all
     scores of a node are -infinity, the output is the addend alone, and statistics and weights are
     0. The gradient of ``bias_index`` is ``None``.
+``block_attention(graph, query, key, value, table, bias_index, transpose, scale, dropout, seed,
+weights, *, addend)``
+    The same without features of edges and a bias of each edge, for graphs whose nodes have
+    neighbours in common.
 ``dense_attention(query, key, value, bias, ptr, key_ptr, pair_type, scale, dropout, seed)``
     -> ``(out, stats)``.
     Of graphs in a row, of which each query attends to all keys of its own: ``ptr`` and ``key_ptr``
@@ -85,7 +89,7 @@ dropout, seed, weights)``
 stats, scale, dropout, seed, wants_bias)``
     -> the gradients of query, key, value and bias, ``None`` for the last if it is not wanted.
 ``gatv2_backward``, ``gat_backward``, ``attention_backward``, ``edge_attention_backward``,
-``biased_attention_backward``
+``biased_attention_backward``, ``block_attention_backward``
     Take ``(graph, grad, grad_alpha, grad_logsum, <the tensors>, stats, <the options without
     weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``
     (accumulating dtype, ``[nodes, heads]``) is the gradient of the logarithm of the sum of

@@ -223,7 +223,19 @@ BIASED_ATTENTION = Attention(
     together=("table", "bias_index"),
 )
 """That of :func:`fastgraph.ops.attention` with a bias, which not every backend has either."""
-ATTENTIONS = (GAT, GATV2, ATTENTION, EDGE_ATTENTION, BIASED_ATTENTION)
+BLOCK_ATTENTION = Attention(
+    "block_attention",
+    (
+        OperandShape("query", ("destinations", "heads", "channels")),
+        *ATTENTION.operands[1:3],
+        *BIASED_ATTENTION.operands[5:],
+    ),
+    option=ATTENTION.option,
+    schema=ATTENTION.schema,
+    together=BIASED_ATTENTION.together,
+)
+"""The same without features of edges, by sub-blocks, which CPUs alone have."""
+ATTENTIONS = (GAT, GATV2, ATTENTION, EDGE_ATTENTION, BIASED_ATTENTION, BLOCK_ATTENTION)
 
 
 def _signature(positional: str, *keywords: str) -> Signature:

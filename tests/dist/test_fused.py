@@ -297,6 +297,12 @@ OPERATORS: dict[str, Callable[[Any], Tensor]] = {
         edge=d.edge_attr,
         weight_edge=torch.arange(24.0).view(2, 3, 4).sin(),
     )[0],
+    "block_attention": lambda d: ops.block_attention(
+        *(d.x.view(-1, 2, 4) + i for i in range(3)),
+        d.edge_index,
+        bias=d.x.sum(0).view(4, 2),  # so that the gradient of the table is looked at
+        bias_index=(4 * d.edge_attr[:, 0].detach()).to(torch.uint8),
+    )[0],
     "dense_attention": lambda d: ops.dense_attention(
         *(d.x.view(-1, 2, 4) + i for i in range(3)), torch.tensor([0, 9, 9, NUM_NODES])
     )[0],

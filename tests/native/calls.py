@@ -1,8 +1,8 @@
 """A valid call of each native function with random arguments, and a check of what it wrote.
 
-Those of attention are in ``attention_calls.py`` and ``dense_attention_calls.py``, those of samplers
-in ``sampling_calls.py``, those of distances in ``shortest_paths_calls.py``, and that of tokens in
-``token_calls.py``.
+Those of attention are in ``attention_calls.py``, ``dense_attention_calls.py`` and
+``block_attention_calls.py``, those of samplers in ``sampling_calls.py``, those of distances in
+``shortest_paths_calls.py``, and that of tokens in ``token_calls.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fastgraph.graphs.tiles import Tiles
 from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
 from tests.native.attention_calls import ATTENTION_CALLS
+from tests.native.block_attention_calls import BLOCK_ATTENTION_CALLS
 from tests.native.dense_attention_calls import DENSE_ATTENTION_CALLS
 from tests.native.drawing import (
     Draw,
@@ -566,6 +567,7 @@ CALLS = (
     edge_program,
     *ATTENTION_CALLS,
     *DENSE_ATTENTION_CALLS,
+    *BLOCK_ATTENTION_CALLS,
     *SPMM_COO_CALLS,
     *SAMPLING_CALLS,
     *TOKEN_CALLS,

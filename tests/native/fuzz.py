@@ -67,6 +67,10 @@ UNTRUSTED |= {
 UNTRUSTED |= {
     (f"biased_attention{which}", "bias_index") for which in ("", "_backward_dst", "_backward_src")
 }
+UNTRUSTED |= {
+    (f"block_attention{which}", "bias_index")
+    for which in ("", "_backward_queries", "_backward_keys")
+}
 # Nor are tensors in lists of these.
 OF_LISTS = {"sample_local_nodes", "sample_neighbors", "unique_and_compact"}
 

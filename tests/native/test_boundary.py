@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastgraph.graphs.graph import Csr
+from fastgraph.graphs.windows import windows_of
+
 from .cases import Sparse, make_graph, transpose
 
 WIDTH, HEADS, EDGE_DIM = 5, 3, 2
@@ -158,6 +161,44 @@ def distance_calls() -> dict[str, dict[str, Any]]:
     }
 
 
+def block_calls(lib: Any, graph: Sparse) -> dict[str, dict[str, Any]]:
+    by_query, by_key = (
+        windows_of(Csr(sparse.rowptr, sparse.index, sparse.edge_id))._asdict()
+        for sparse in (graph, transpose(lib, graph))
+    )
+    query = torch.randn(graph.num_rows, HEADS, WIDTH)
+    key = torch.randn(graph.num_cols, HEADS, WIDTH)
+    given: dict[str, Any] = {"query": query, "key": key, "value": key.clone()}
+    given |= {"table": torch.randn(4, HEADS), "bias_index": torch.arange(graph.num_edges) % 4}
+    stats = torch.randn(graph.num_rows, HEADS, 2)
+    grads = {"scale": 0.5, "stats": stats, "grad": query.clone()}
+    delta = {"delta": stats[..., 0].clone()}
+    return {
+        "block_attention": {
+            **by_query,
+            **given,
+            **{"scale": 0.5, "out": query.clone(), "stats": stats.clone()},
+        },
+        "block_attention_backward_queries": {
+            **by_query,
+            **given,
+            **grads,
+            "grad_logsum": stats[..., 1].clone(),
+            **delta,
+            "grad_query": query.clone(),
+            "grad_table": given["table"].clone(),
+        },
+        "block_attention_backward_keys": {
+            **by_key,
+            **given,
+            **grads,
+            **delta,
+            "grad_key": key.clone(),
+            "grad_value": key.clone(),
+        },
+    }
+
+
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     graph = make_graph(lib, "random")
     flipped = transpose(lib, graph)
@@ -173,6 +214,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
     matrix_t |= {"num_cut_t": num_cut_t, "row_id_t": torch.arange(graph.num_cols).int()}
     attention = attention_calls(graph, matrix, matrix_t) | dense_calls() | distance_calls()
+    attention |= block_calls(lib, graph)
     return attention | {
         "build_csr": {
             "row": graph.row,
@@ -318,6 +360,9 @@ FUNCTIONS = (
     "distances_in_ranges",
     "distances_of_entries",
     "nodes_within",
+    "block_attention",
+    "block_attention_backward_queries",
+    "block_attention_backward_keys",
 )
 # Sizes are taken from these: what disagrees with them is reported instead.
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
@@ -329,6 +374,13 @@ LEADING_IN = {
     ("spmm_coo", "out"),
     ("dense_attention", "bias"),
     ("biased_attention", "table"),
+    ("block_attention", "table"),
+    ("block_attention_backward_keys", "table"),
+    *(
+        (f"block_attention{which}", name)
+        for which in ("", "_backward_queries", "_backward_keys")
+        for name in ("node", "edge")
+    ),
     ("biased_attention_backward_src", "table"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),

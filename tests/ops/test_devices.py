@@ -76,6 +76,16 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Tensor]]] = {
         ops.attention,
         {"query": _nodes(), "key": _nodes(), "value": _nodes(), "bias": _edges(HEADS)},
     ),
+    "block_attention": (
+        ops.block_attention,
+        {
+            "query": _nodes(),
+            "key": _nodes(),
+            "value": _nodes(),
+            "bias": torch.randn(3, HEADS),
+            "bias_index": torch.arange(EDGES) % 3,
+        },
+    ),
     "edge_attention": (
         ops.edge_attention,
         {
@@ -98,7 +108,10 @@ def _to_meta(tensors: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_one_tensor_elsewhere_is_refused(name: str, compressed: bool, requires_grad: bool) -> None:
     call, features = OPERATORS[name]
-    leaves = {k: v.clone().requires_grad_(requires_grad) for k, v in features.items()}
+    leaves = {
+        k: v.clone().requires_grad_(requires_grad and v.is_floating_point())
+        for k, v in features.items()
+    }
     if name == "segment_reduce":
         leaves["weight"] = features["weight"]
     tensors = {**leaves, **_graph(compressed)}

@@ -198,6 +198,9 @@ def results(x: Tensor) -> dict[str, Tensor]:
         "biased_attention of types": ops.attention(
             heads, heads, heads, EDGES, bias=score, bias_index=EDGES[0].to(torch.uint8)
         )[0],
+        "block_attention": ops.block_attention(
+            heads, heads, heads, EDGES, bias=score, bias_index=EDGES[0].to(torch.uint8)
+        )[0],
         "edge_attention": ops.edge_attention(
             heads, heads, heads, EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
         )[0],

@@ -8,7 +8,7 @@ import torch
 from fastgraph.verification.checking import check, operators
 from tests.simt.backend import SimtBackend
 
-ON_CPUS_ALONE = {"biased_attention", "dense_attention", "edge_attention"}
+ON_CPUS_ALONE = {"biased_attention", "block_attention", "dense_attention", "edge_attention"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,6 +18,7 @@ from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.attention import ATTENTION, BIASED_ATTENTION
+from fastgraph.ops.block_attention import BLOCK_ATTENTION
 from fastgraph.ops.edge_attention import EDGE_ATTENTION
 from fastgraph.ops.gat import GAT
 from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
@@ -93,6 +94,7 @@ FUSED_ATTENTIONS = {
         FusedAttention(operators.ATTENTION, ATTENTION),
         FusedAttention(operators.EDGE_ATTENTION, EDGE_ATTENTION),
         FusedAttention(operators.BIASED_ATTENTION, BIASED_ATTENTION),
+        FusedAttention(operators.BLOCK_ATTENTION, BLOCK_ATTENTION),
     )
 }
 """By the names of operators."""
