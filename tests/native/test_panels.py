@@ -115,30 +115,35 @@ MIB = 2**20
 def test_panels_are_taken_where_they_pay(
     best: Any, nodes: int, edges: int, channels: int, item_bytes: int, cache: int, expected: int
 ) -> None:
-    assert best.panel_channels(nodes, nodes, edges, channels, item_bytes, cache, False) == expected
+    assert best.panel_channels(nodes, nodes, edges, channels, item_bytes, cache, 0) == expected
 
 
 @pytest.mark.parametrize(
-    ("nodes", "edges", "channels", "cache", "expected"),
+    ("nodes", "edges", "heads", "channels", "cache", "expected"),
     [
-        (11_758, 1_049_758, 32, 2 * MIB, 32),  # tolokers, 8 heads
-        (11_758, 1_049_758, 256, 2 * MIB, 64),
-        (11_758, 1_049_758, 7, 2 * MIB, 7),
-        (11_758, 1_049_758, 32, 0, 0),  # the system does not tell
-        (11_758, 150_000, 32, 2 * MIB, 0),  # rows are short
-        (40_000, 1_000_000, 16, 2 * MIB, 16),
-        (40_000, 1_000_000, 32, 2 * MIB, 0),  # a line would not do
-        (0, 0, 32, 2 * MIB, 0),
+        (11_758, 1_049_758, 8, 32, 2 * MIB, 32),  # tolokers
+        (11_758, 1_049_758, 1, 256, 2 * MIB, 64),
+        (11_758, 1_049_758, 8, 7, 2 * MIB, 7),
+        (11_758, 1_049_758, 8, 32, 0, 0),  # the system does not tell
+        (11_758, 150_000, 1, 32, 2 * MIB, 0),  # rows are short
+        (40_000, 1_000_000, 1, 16, 2 * MIB, 16),
+        (40_000, 1_000_000, 3, 16, 2 * MIB, 16),
+        (40_000, 1_000_000, 4, 16, 2 * MIB, 0),  # vectors hold four heads
+        (40_000, 1_000_000, 40, 16, 2 * MIB, 16),  # more heads than rows are taken with
+        (40_000, 1_000_000, 1, 32, 2 * MIB, 0),  # a line would not do
+        (0, 0, 8, 32, 2 * MIB, 0),
     ],
 )
 def test_heads_are_taken_one_by_one_where_that_pays(
-    best: Any, nodes: int, edges: int, channels: int, cache: int, expected: int
+    best: Any, nodes: int, edges: int, heads: int, channels: int, cache: int, expected: int
 ) -> None:
-    assert best.panel_channels(nodes, nodes, edges, channels, 4, cache, True) == expected
+    assert best.panel_channels(nodes, nodes, edges, channels, 4, cache, heads) == expected
 
 
 def test_sizes_are_checked(best: Any) -> None:
     with pytest.raises(ValueError, match="item_bytes must be in"):
-        best.panel_channels(10, 10, 100, 64, 0, MIB, False)
+        best.panel_channels(10, 10, 100, 64, 0, MIB, 0)
     with pytest.raises(ValueError, match="cache_bytes"):
-        best.panel_channels(10, 10, 100, 64, 4, -1, False)
+        best.panel_channels(10, 10, 100, 64, 4, -1, 0)
+    with pytest.raises(ValueError, match="heads"):
+        best.panel_channels(10, 10, 100, 64, 4, MIB, -1)

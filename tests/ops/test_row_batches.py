@@ -1,6 +1,7 @@
-"""Rows of few entries, which CPU kernels take in batches (csrc/include/fastgraph/row_batch.h).
+"""Rows that CPU kernels take in batches (csrc/include/fastgraph/row_batch.h).
 
-Rows of many entries, rows that are cut and empty rows end a batch or lie in one.
+Rows of many entries, which are batches of their own where heads are narrow, rows that are cut and
+empty rows end a batch or lie in one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _mixed(degrees: list[int], num_src: int = 70) -> Case:
 
 
 LOW = _mixed([place % 10 for place in range(90)])
-MIXED = _mixed([0, 2, 5000, 1, 0, 0, 32, 33, 3, 9, 100, 31, 4, 0])
+MIXED = _mixed([0, 2, 5000, 1, 0, 0, 32, 33, 3, 9, 100, 31, 4, 0, 700, 65, 64, 4096, 1])
 
 
 @pytest.fixture(params=native.available_levels())
@@ -73,13 +74,16 @@ def test_values_and_gradients(
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 7), (8, 8), (8, 16), *NARROW], ids=str)
+@pytest.mark.parametrize("case", [LOW, MIXED], ids=["low", "mixed"])
+@pytest.mark.parametrize("shape", [(1, 7), (8, 8), (8, 16), (4, 3), *NARROW], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_float32_is_as_close_as_upstream(name: str, shape: tuple[int, int], level: None) -> None:
-    rounded = [t.float() for t in inputs_of(name, LOW, *shape)]
-    truth = with_gradients(lambda t: upstream(name, t, LOW), [t.double() for t in rounded])
-    theirs = with_gradients(lambda t: upstream(name, t, LOW), rounded)
-    ours = with_gradients(lambda t: operator(name)(*t, LOW.edge_index), rounded)
+def test_float32_is_as_close_as_upstream(
+    name: str, shape: tuple[int, int], case: Case, level: None
+) -> None:
+    rounded = [t.float() for t in inputs_of(name, case, *shape)]
+    truth = with_gradients(lambda t: upstream(name, t, case), [t.double() for t in rounded])
+    theirs = with_gradients(lambda t: upstream(name, t, case), rounded)
+    ours = with_gradients(lambda t: operator(name)(*t, case.edge_index), rounded)
     assert max(error_ratios(ours, theirs, truth)) < 3
 
 
@@ -107,7 +111,7 @@ def test_halves_are_as_close_as_upstream(
 
 
 @pytest.mark.parametrize("edge_dim", [1, 4])
-@pytest.mark.parametrize("shape", NARROW, ids=str)
+@pytest.mark.parametrize("shape", [*NARROW, (4, 3), (8, 16)], ids=str)
 @pytest.mark.parametrize("name", ["gatv2", "attention"])
 def test_narrow_heads_with_features_of_edges(
     name: str, shape: tuple[int, int], edge_dim: int, level: None
@@ -153,10 +157,10 @@ def test_more_heads_are_taken_by_other_kernels(level: None) -> None:
 def test_a_row_does_not_depend_on_those_beside_it(
     name: str, shape: tuple[int, int], level: None
 ) -> None:
-    inputs = [t.float() for t in inputs_of(name, LOW, *shape)]
-    whole = operator(name)(*inputs, LOW.edge_index)
-    for rows in (range(3, 90, 7), range(40, 60)):
-        kept = LOW.edge_index[:, torch.isin(LOW.edge_index[1], torch.tensor(list(rows)))]
+    for case, rows in [(LOW, range(3, 90, 7)), (LOW, range(40, 60)), (MIXED, range(7, 18, 2))]:
+        inputs = [t.float() for t in inputs_of(name, case, *shape)]
+        whole = operator(name)(*inputs, case.edge_index)
+        kept = case.edge_index[:, torch.isin(case.edge_index[1], torch.tensor(list(rows)))]
         assert torch.equal(operator(name)(*inputs, kept)[list(rows)], whole[list(rows)])
 
 

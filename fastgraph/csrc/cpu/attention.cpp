@@ -54,9 +54,11 @@ struct BackwardSrc : SourceSoftmax<T> {
     });
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(in.key.heads, in.key.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> weight, score;
+    BatchValues<A> weight(batch), score(batch);
     this->gradients_of_batch(batch, weight.data, score.data);
     const NodeRows<T> queries(in.query, in.key.width), gradients(this->grad, in.key.width);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {

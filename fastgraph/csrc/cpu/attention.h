@@ -76,7 +76,6 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
 
-  bool knows_batches() const { return true; }
   void of_batch(const RowBatch& batch, A* score) const {
     std::fill_n(score, batch.size(), A{0});
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
@@ -124,9 +123,11 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T, Bias>> {
     return found;
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(in.key.heads, in.key.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> p, product, weight;
+    BatchValues<A> p(batch), product(batch), weight(batch);
     std::fill_n(p.data, batch.size(), A{0});
     std::fill_n(product.data, batch.size(), A{0});
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {

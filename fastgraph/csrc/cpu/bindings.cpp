@@ -419,7 +419,7 @@ void bind_prefer_huge_pages(Tensor tensor) {
 
 int64_t bind_panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries,
                             int64_t channels, int64_t item_bytes, int64_t cache_bytes,
-                            bool of_head) {
+                            int64_t heads) {
   checked_size(num_rows, "num_rows");
   checked_size(num_cols, "num_cols");
   checked_size(num_entries, "num_entries");
@@ -429,8 +429,9 @@ int64_t bind_panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entr
     TVM_FFI_THROW(ValueError) << "item_bytes must be in [1, " << kCacheLine << "], got "
                               << item_bytes;
   }
+  checked_size(heads, "heads");
   PanelRule* rule = panel_channels;
-  if (of_head) rule = head_panel_channels;
+  if (heads > 0) rule = head_panel_rule(heads);
   return rule(num_rows, num_cols, num_entries, channels, item_bytes, cache_bytes);
 }
 

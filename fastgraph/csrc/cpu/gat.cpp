@@ -76,7 +76,6 @@ struct Scores {
 
   void expect_row(int64_t) const {}
 
-  bool knows_batches() const { return true; }
   void of_batch(const RowBatch& batch, A* score) const {
     for_each_sum<T>(batch, in.score_dst, in.score_src, in.score_edge,
                     [&](auto lanes, int64_t, int64_t e, int64_t h, auto z) {
@@ -140,9 +139,11 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     store_edges<A>(block, found, products);
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(in.x.heads, in.x.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> p, inverse_sum, found;
+    BatchValues<A> p(batch), inverse_sum(batch), found(batch);
     for_each_sum<T>(batch, in.score_src, in.score_dst, in.score_edge,
                     [&](auto lanes, int64_t, int64_t e, int64_t h, auto z) {
                       constexpr int N = decltype(lanes)::value;
@@ -209,9 +210,9 @@ struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
     store_edges<A>(block, grad_z, left);
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const { return fastgraph::longest_batched_row(in.x.heads, 0); }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> p, inverse_sum, product, slopes;
+    BatchValues<A> p(batch), inverse_sum(batch), product(batch), slopes(batch);
     for_each_sum<T>(batch, in.score_dst, in.score_src, in.score_edge,
                     [&](auto lanes, int64_t row, int64_t e, int64_t h, auto z) {
                       constexpr int N = decltype(lanes)::value;
@@ -274,7 +275,7 @@ struct SourceScoreGradients : RowSums<Accumulator<T>> {
     state[0] += sum_of<A, kBlock>(gradients(block));
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const { return fastgraph::longest_batched_row(grad_z.width, 0); }
   void absorb_batch(const RowBatch& batch, int64_t) const {
     with_head_lanes<A>(batch.heads, [&](auto lanes) {
       constexpr int N = decltype(lanes)::value;

@@ -7,6 +7,7 @@
 #include "cpu/panels.h"
 #include "fastgraph/attention_arguments.h"
 #include "fastgraph/edge_blocks.h"
+#include "fastgraph/row_batch.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph {
@@ -18,11 +19,14 @@ inline BlockOf<A> leaky_relu(BlockOf<A> z, A slope) {
 
 // How many channels of a head make a panel of the forward pass; 0 where it had better see all heads
 // at once. Panels that are parts of a head have its weights computed again, which costs more than
-// it saves where exponentials are computed one by one.
+// it saves where exponentials are computed one by one. Where several heads share each vector, of
+// scores and of features, none are as fast.
 template <typename T>
 int64_t channels_of_head(const Csr& graph, const Heads<const T>& x) {
   constexpr bool kVectorised = sizeof(Accumulator<T>) == sizeof(float);
-  const int64_t channels = std::min(head_panel_channels(graph, x.width, sizeof(T)), x.width);
+  if (heads_fill_vectors(x.heads) && x.width < kLanes<T>) return 0;
+  const int64_t of_rule = head_panel_channels(graph, x.heads, x.width, sizeof(T));
+  const int64_t channels = std::min(of_rule, x.width);
   return kVectorised || channels == x.width ? channels : 0;
 }
 
@@ -33,7 +37,8 @@ template <typename T>
 bool heads_pay(const Csr& graph, const Heads<const T>& gathered) {
   constexpr int64_t kWidest = 64;
   const int64_t width = gathered.width;
-  return width > 0 && width <= kWidest && head_panel_channels(graph, width, sizeof(T)) >= width;
+  return width > 0 && width <= kWidest &&
+         head_panel_channels(graph, gathered.heads, width, sizeof(T)) >= width;
 }
 
 // As gat() and gat_backward() of cpu/kernels.h, without scores of edges, and without gradients of

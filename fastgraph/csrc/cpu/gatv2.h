@@ -135,20 +135,28 @@ inline void for_each_row(const RowBatch& batch, const Edges& edges, const Body& 
   batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) { body(row, entries, edges); });
 }
 
-// Edges are projected for some rows at a time, so that what they add stays in the first cache.
+// Edges are projected for some rows, or a part of one, at a time, so that what they add stays in
+// the first cache.
 template <typename T, typename Body>
 inline void for_each_row(const RowBatch& batch, const EdgeProjection<T>& edges, const Body& body) {
   using A = Accumulator<T>;
   constexpr int64_t kAtOnce = 64;
   const int64_t stride = edges.weight.width;
   const int64_t* rowptr = batch.graph.rowptr;
-  TaskScratch<A, kAtOnce * 64> z(std::max(kAtOnce, kBatchedEntries) * stride);
+  TaskScratch<A, kAtOnce * 64> z(kAtOnce * stride);
+  const auto project = [&](int64_t begin, int64_t end) -> ProjectedEdges<A> {
+    edges.of_entries(batch.graph, begin, end - begin, z.get());
+    return {z.get(), stride, begin, edges.width};
+  };
   for (int64_t place = batch.place_begin; place < batch.place_end;) {
     int64_t end = place + 1;
     while (end < batch.place_end && rowptr[end + 1] - rowptr[place] <= kAtOnce) ++end;
     const RowBatch part{batch.graph, batch.heads, place, end, rowptr[place], rowptr[end]};
-    edges.of_entries(part.graph, part.begin, part.end - part.begin, z.get());
-    for_each_row(part, ProjectedEdges<A>{z.get(), stride, part.begin, edges.width}, body);
+    for (int64_t e = part.begin; part.end - part.begin > kAtOnce && e < part.end; e += kAtOnce) {
+      const EntryRange some{e, std::min(e + kAtOnce, part.end)};
+      body(batch.graph.row(place), some, project(some.begin, some.end));
+    }
+    if (part.end - part.begin <= kAtOnce) for_each_row(part, project(part.begin, part.end), body);
     place = end;
   }
 }
@@ -163,7 +171,6 @@ struct AdditiveScores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
 
-  bool knows_batches() const { return true; }
   void of_batch(const RowBatch& batch, A* score) const {
     std::fill_n(score, batch.size(), A{0});
     for_each_row(batch, edges, [&](int64_t row, EntryRange entries, const auto& projected) {

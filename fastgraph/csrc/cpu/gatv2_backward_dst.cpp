@@ -133,10 +133,12 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     return scores.with_products(block, this->grad);
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(scores.in.att.heads, scores.in.att.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t slot) const {
     const Gatv2Inputs<T>& in = scores.in;
-    BatchValues<A> p, product;
+    BatchValues<A> p(batch), product(batch);
     scores.of_batch(batch, p.data, this->grad, product.data);
     this->gradients_of_scores(batch, product.data, p.data);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
@@ -207,9 +209,11 @@ struct EdgeScores : DestinationSoftmax<T, EdgeScores<T, Edges>> {
     return scores.with_products(block, this->grad);
   }
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(scores.in.att.heads, scores.in.att.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> p, product;
+    BatchValues<A> p(batch), product(batch);
     scores.of_batch(batch, p.data, this->grad, product.data);
     this->gradients_of_scores(batch, product.data, p.data);
   }

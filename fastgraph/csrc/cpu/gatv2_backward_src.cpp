@@ -172,9 +172,11 @@ struct BackwardSrc : SourceSoftmax<T> {
   Sums sums;
   Result<T> grad_src;
 
-  bool knows_batches() const { return true; }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(att.heads, att.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> weight, score;
+    BatchValues<A> weight(batch), score(batch);
     this->gradients_of_batch(batch, weight.data, score.data);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
       sum_gradients<T>(batch, row, entries, this->grad, sums, slope, weight.data, score.data,

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "fastgraph/row_batch.h"
+
 namespace fastgraph {
 namespace {
 
@@ -21,9 +23,10 @@ constexpr int64_t kLeastLines = 2;
 constexpr int64_t kFewCaches = 4;
 
 // How often rows must be gathered, on average: each panel visits all entries again. Where heads
-// have to be visited anyway, less often.
+// have to be visited anyway, less often, unless vectors hold several of them.
 constexpr int64_t kGathers = 32;
 constexpr int64_t kGathersOfHead = 16;
+constexpr int64_t kGathersOfManyHeads = 64;
 
 // The bytes of the second cache, which most processors have one of for each core; 0 where the
 // system does not tell.
@@ -46,6 +49,14 @@ int64_t fitting_channels(int64_t num_cols, int64_t channels, int64_t item_bytes,
   return lines < kLeastLines ? 0 : most;
 }
 
+// As many where rows are gathered kTimes on average, and 0 elsewhere.
+template <int64_t kTimes>
+int64_t gathered_panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries,
+                                int64_t channels, int64_t item_bytes, int64_t cache_bytes) {
+  if (num_entries < kTimes * std::max(num_rows, num_cols)) return 0;
+  return fitting_channels(num_cols, channels, item_bytes, cache_bytes);
+}
+
 // By a rule for the processor at hand, unless panels are forced.
 int64_t chosen_channels(PanelRule* rule, const Csr& graph, int64_t channels, int64_t item_bytes) {
   if (graph.num_cols == 0 || channels == 0) return 0;
@@ -58,25 +69,24 @@ int64_t chosen_channels(PanelRule* rule, const Csr& graph, int64_t channels, int
 
 }  // namespace
 
-int64_t head_panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries,
-                            int64_t channels, int64_t item_bytes, int64_t cache_bytes) {
-  if (num_entries < kGathersOfHead * std::max(num_rows, num_cols)) return 0;
-  return fitting_channels(num_cols, channels, item_bytes, cache_bytes);
+PanelRule* head_panel_rule(int64_t heads) {
+  return heads_fill_vectors(heads) ? gathered_panel_channels<kGathersOfManyHeads>
+                                   : gathered_panel_channels<kGathersOfHead>;
 }
 
 int64_t panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
                        int64_t item_bytes, int64_t cache_bytes) {
   if (num_cols * channels * item_bytes <= kFewCaches * cache_bytes) return 0;
-  if (num_entries < kGathers * std::max(num_rows, num_cols)) return 0;
-  return fitting_channels(num_cols, channels, item_bytes, cache_bytes);
+  return gathered_panel_channels<kGathers>(num_rows, num_cols, num_entries, channels, item_bytes,
+                                           cache_bytes);
 }
 
 int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {
   return chosen_channels(panel_channels, graph, channels, item_bytes);
 }
 
-int64_t head_panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {
-  return chosen_channels(head_panel_channels, graph, channels, item_bytes);
+int64_t head_panel_channels(const Csr& graph, int64_t heads, int64_t channels, int64_t item_bytes) {
+  return chosen_channels(head_panel_rule(heads), graph, channels, item_bytes);
 }
 
 void force_panels(int64_t channels) { forced.store(channels, std::memory_order_relaxed); }

@@ -27,12 +27,12 @@ using PanelRule = int64_t(int64_t num_rows, int64_t num_cols, int64_t num_entrie
 PanelRule panel_channels;
 
 // The same of the channels of one head, for kernels that gain by taking one head after the other
-// wherever rows are gathered often.
-PanelRule head_panel_channels;
+// wherever rows are gathered often: more often where the alternative has many heads in a vector.
+PanelRule* head_panel_rule(int64_t heads);
 
 // Both for the processor at hand, unless panels are forced.
 int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes);
-int64_t head_panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes);
+int64_t head_panel_channels(const Csr& graph, int64_t heads, int64_t channels, int64_t item_bytes);
 
 // For tests and measurements: panels of so many channels, or none (-1), whatever the matrix is, in
 // all calls from now on; 0 leaves it to the rules again. Sums do not depend on it.

@@ -149,10 +149,12 @@ struct OnlineSoftmax {
   SoftmaxOutputs<T> outputs;
   Result<T> out{outputs.out};
 
-  bool knows_batches() const { return scores.knows_batches(); }
+  int64_t longest_batched_row() const {
+    return fastgraph::longest_batched_row(outputs.out.heads, value.width);
+  }
   void absorb_batch(const RowBatch& batch, int64_t) const {
-    BatchValues<A> p;
-    BatchValues<A> inverse_sum;
+    BatchValues<A> p(batch);
+    BatchValues<A> inverse_sum(batch);
     scores.of_batch(batch, p.data);
     softmax_of_batch<A>(batch, outputs.stats, p.data, inverse_sum.data);
     drop<A>(batch, dropout, p.data);
@@ -231,7 +233,7 @@ template <typename A>
 struct RowSums {
   int64_t size;
 
-  bool knows_batches() const { return false; }
+  int64_t longest_batched_row() const { return 0; }
   void absorb_batch(const RowBatch&, int64_t) const {}
   bool knows_few() const { return false; }
   void absorb_few(const SharedBlock&, int64_t, A*) const {}
@@ -256,10 +258,10 @@ inline int64_t num_slots(const Schedule& schedule) {
 // state), merge(piece, state) and finish(row, head, empty, slot, state); calls of finish with the
 // same slot do not overlap. Before a row, or a piece of one, is absorbed, begin(entries, whole,
 // buffer, states) sees it; each block has buffer_size() values of the buffer, where absorb finds
-// what begin left. A pass that knows_batches() does all that in absorb_batch(batch, slot) for rows
-// of few entries, if there are few heads, too. One that knows_few() does it in absorb_few(block,
-// slot, room) for rows of few entries, with room for state_size() values. expect_row(row) may ask
-// for what the row after the present one has. The result does not depend on the number of threads.
+// what begin left. A pass does all that in absorb_batch(batch, slot) for rows of at most
+// longest_batched_row() entries. One that knows_few() does it in absorb_few(block, slot, room) for
+// rows of few entries, with room for state_size() values. expect_row(row) may ask for what the row
+// after the present one has. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -268,7 +270,7 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
   const auto partial = scratch<A>(schedule.num_pieces * heads * size);
   const int64_t num_tasks = static_cast<int64_t>(schedule.tasks.size());
   const int64_t work = (graph.num_entries + graph.num_rows) * heads * (width + 1);
-  const bool in_batches = pass.knows_batches() && heads > 0 && heads <= kBatchedHeads;
+  const int64_t longest = pass.longest_batched_row();
   for_each_task(num_tasks, work, [&](int64_t t) {
     const Task& task = schedule.tasks[t];
     const bool whole = task.whole();
@@ -277,8 +279,8 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
     TaskScratch<A, 4096> buffer(max_blocks * pass.buffer_size());
     A* states = whole ? own.get() : &partial[task.piece * heads * size];
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
-      if (in_batches && whole) {
-        const RowBatch batch = batch_from(graph, heads, place, task.place_end);
+      if (longest > 0 && whole) {
+        const RowBatch batch = batch_from(graph, heads, place, task.place_end, longest);
         if (batch.place_end > place) {
           pass.absorb_batch(batch, t);
           place = batch.place_end - 1;
@@ -451,12 +453,12 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   // Scores of a batch become their gradients, where `product` is <grad, value> of each entry, and
   // go to the other pass together with the weights.
   void gradients_of_scores(const RowBatch& batch, A* product, A* p) const {
-    BatchValues<A> weight;
+    BatchValues<A> weight(batch);
     gradients_of_scores(batch, product, p, weight.data);
   }
   void gradients_of_scores(const RowBatch& batch, A* product, A* p, A* weight) const {
     static_assert(kNumbers == 2);
-    BatchValues<A> inverse_sum;
+    BatchValues<A> inverse_sum(batch);
     relative_to_largest<A>(batch, this->stats, p, inverse_sum.data);
     weights_of_batch<A>(batch, inverse_sum.data, p);
     std::copy_n(p, batch.size(), weight);

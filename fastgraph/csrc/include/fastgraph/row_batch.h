@@ -1,10 +1,12 @@
-// Batches of rows of few entries, seen by all heads.
+// Batches of rows, seen by all heads.
 //
 // What blocks of one head cost a row of two entries is mostly what is done once for each row and
 // head. So rows of few entries are taken together. The numbers of entries and heads of a batch
 // stand in an array one behind the other, heads of an entry side by side as tensors have them: they
 // are read and written in vectors of heads, and exponentials are taken of whole vectors whatever
-// the rows and heads are. Values depend on their row alone, not on the batch.
+// the rows and heads are. Where heads are narrow, whose blocks leave most of a vector empty, a long
+// row gains by that as well, and is a batch of its own. Values depend on their row alone, not on
+// the batch.
 #pragma once
 
 #include <algorithm>
@@ -28,14 +30,20 @@ namespace fastgraph {
 constexpr int64_t kBatchedEntries = 32;
 constexpr int64_t kBatchedHeads = 32;
 
-// Numbers of entries and heads in a batch, at most.
+// Numbers of entries and heads in a batch of several rows, at most.
 constexpr int64_t kBatchValues = kBatchedEntries * kBatchedHeads;
 
-// Memory for them, in whole blocks.
-template <typename A>
-struct BatchValues {
-  alignas(kCacheLine) A data[kBatchValues];
-};
+// Whether vectors hold numbers of several heads.
+inline bool heads_fill_vectors(int64_t heads) { return heads % 4 == 0 && heads <= kBatchedHeads; }
+
+// How many entries a row that is taken in a batch has at most; 0 without batches. Wider heads fill
+// the vectors of blocks, which gather each row of long ones once where a batch does once for each
+// piece of its channels.
+inline int64_t longest_batched_row(int64_t heads, int64_t channels) {
+  constexpr int64_t kWidest = 16;
+  if (heads == 0 || heads > kBatchedHeads) return 0;
+  return heads_fill_vectors(heads) && channels <= kWidest ? kMaxPiece : kBatchedEntries;
+}
 
 struct RowBatch {
   const OrderedCsr& graph;
@@ -67,9 +75,20 @@ struct RowBatch {
   }
 };
 
-// The longest batch of rows from a place on; without rows if the first has many entries.
-inline RowBatch batch_from(const OrderedCsr& graph, int64_t heads, int64_t place,
-                           int64_t place_end) {
+// Memory for a number of each entry and head of a batch, in whole blocks.
+template <typename A>
+struct BatchValues {
+  explicit BatchValues(const RowBatch& batch)
+      : memory((batch.size() + kBlock - 1) / kBlock * kBlock), data(memory.get()) {}
+
+  TaskScratch<A, kBatchValues> memory;
+  A* const data;
+};
+
+// The longest batch of rows of up to `longest` entries from a place on, which may be one of more
+// than kBatchedEntries; without rows if the first has too many.
+inline RowBatch batch_from(const OrderedCsr& graph, int64_t heads, int64_t place, int64_t place_end,
+                           int64_t longest) {
   const int64_t* rowptr = graph.rowptr;
   const int64_t most = kBatchValues / heads, limit = std::min(place_end, place + most);
   int64_t end = place;
@@ -77,6 +96,7 @@ inline RowBatch batch_from(const OrderedCsr& graph, int64_t heads, int64_t place
          rowptr[end + 1] - rowptr[place] <= most) {
     ++end;
   }
+  if (end == place && rowptr[end + 1] - rowptr[end] <= longest) ++end;
   return {graph, heads, place, end, rowptr[place], rowptr[end]};
 }
 
@@ -406,7 +426,7 @@ template <typename A>
 inline void softmax_of_batch(const RowBatch& batch, const SoftmaxStats<A>& stats, A* p,
                              A* inverse_sum) {
   constexpr A kLowest = -std::numeric_limits<A>::infinity();
-  BatchValues<A> largest;
+  BatchValues<A> largest(batch);
   with_head_lanes<A>(batch.heads, [&](auto lanes) {
     constexpr int N = decltype(lanes)::value;
     using V = Vector<A, N>;
