@@ -199,6 +199,16 @@ class Ungrouped(Structure):
         """The device of the edges."""
         return self._ends[0].device
 
+    def degrees(self) -> Tensor:
+        """See :meth:`Structure.degrees`.
+
+        Counted from the edges as they are until these are grouped, as nobody has said yet whether
+        DGL's numbers of edges will be needed.
+        """
+        if self._plain is None and self._numbered is None:
+            return torch.bincount(self._ends[1], minlength=self.num_dst)
+        return super().degrees()
+
     @_once
     def out_degrees(self) -> Tensor:
         """The out-degree of each source, int64 ``[num_src]``.
