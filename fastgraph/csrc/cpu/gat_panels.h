@@ -35,9 +35,9 @@ int64_t channels_of_head(const Csr& graph, const Heads<const T>& x) {
 // along the transpose.
 template <typename T>
 bool heads_pay(const Csr& graph, const Heads<const T>& gathered) {
-  constexpr int64_t kWidest = 64;
+  const int64_t widest = heads_fill_vectors(gathered.heads) ? 32 : 64;
   const int64_t width = gathered.width;
-  return width > 0 && width <= kWidest &&
+  return width > 0 && width <= widest &&
          head_panel_channels(graph, gathered.heads, width, sizeof(T)) >= width;
 }
 
