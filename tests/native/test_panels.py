@@ -123,6 +123,8 @@ def test_panels_are_taken_where_they_pay(
     [
         (11_758, 1_049_758, 8, 32, 2 * MIB, 32),  # tolokers
         (11_758, 1_049_758, 1, 256, 2 * MIB, 64),
+        (11_758, 1_049_758, 1, 256, MIB, 64),  # of more caches, if these are small
+        (11_758, 1_049_758, 1, 256, MIB // 2, 32),
         (11_758, 1_049_758, 8, 7, 2 * MIB, 7),
         (11_758, 1_049_758, 8, 32, 0, 0),  # the system does not tell
         (11_758, 150_000, 1, 32, 2 * MIB, 0),  # rows are short
