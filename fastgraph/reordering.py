@@ -61,7 +61,7 @@ def reorder(
         A copy of ``data``, and the permutation.
 
     Raises:
-        TypeError: ``data`` is no ``Data`` of PyG, or holds a sparse matrix of the graph.
+        TypeError: ``data`` is no ``Data`` of PyG, a batch, or holds a sparse matrix of the graph.
         ValueError: an argument that cannot be used.
         ModuleNotFoundError: ``pymetis`` (for ``"cluster"``) or SciPy (for ``"rcm"``) is missing.
         fastgraph.dist.PartitionError: METIS failed.
@@ -90,10 +90,12 @@ def reorder(
 
 
 def _check(data: Data) -> None:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Batch, Data
 
     if not isinstance(data, Data):
         raise TypeError(f"data must be a Data of PyG, got {type(data).__name__}")
+    if isinstance(data, Batch):
+        raise TypeError("data must be one graph, got a batch: reorder graphs before PyG joins them")
     if data.num_nodes is None:
         raise ValueError("data must know its number of nodes, got None: set data.num_nodes")
     index = data.get("edge_index")

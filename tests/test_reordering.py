@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GATv2Conv, TransformerConv
 
 import fastgraph
@@ -153,6 +153,8 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 def test_bad_graphs() -> None:
     with pytest.raises(TypeError, match="must be a Data of PyG, got HeteroData"):
         fastgraph.reorder(HeteroData())
+    with pytest.raises(TypeError, match="data must be one graph, got a batch"):
+        fastgraph.reorder(Batch.from_data_list([graph(), graph()]))
     with pytest.raises(ValueError, match=re.escape("edge_index must be [2, E]")):
         fastgraph.reorder(Data(x=torch.ones(3, 1)))
     data = graph()

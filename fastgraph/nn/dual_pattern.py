@@ -447,8 +447,13 @@ def entries_of(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return ptr[rows].repeat_interleave(counts) + within, counts
 
 
-def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
-    """The graph of each node, after checks of the arguments."""
+def check_edges(edge_index: Tensor, num_nodes: int) -> None:
+    """Raise an error unless these are edges of so many nodes.
+
+    Raises:
+        ValueError: ``edge_index`` is not int64 or int32 ``[2, E]``.
+        IndexError: it points outside the nodes.
+    """
     if edge_index.dtype not in (torch.int64, torch.int32) or edge_index.dim() != 2:
         raise ValueError(
             "edge_index: expected int64 or int32 [2, E], "
@@ -459,6 +464,11 @@ def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
         bad = int(edge_index[(edge_index < 0) | (edge_index >= num_nodes)][0])
         raise IndexError(f"edge_index: expected nodes of 0 to {num_nodes - 1}, got {bad}")
+
+
+def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
+    """The graph of each node, after checks of the arguments."""
+    check_edges(edge_index, num_nodes)
     if batch is None:
         return torch.zeros(num_nodes, dtype=torch.int64, device=edge_index.device)
     if batch.dtype != torch.int64 or list(batch.shape) != [num_nodes]:

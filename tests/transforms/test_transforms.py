@@ -218,6 +218,25 @@ def test_graphs_that_are_none(transform: Any) -> None:
         transform(HeteroData())
     with pytest.raises(ValueError, match="data must have an edge_index, got"):
         transform(Data(x=torch.zeros(3, 1)))
+    with pytest.raises(TypeError, match="data must be one graph, got a batch"):
+        transform(Batch.from_data_list(graphs()))
+    one, index = graphs()[0], graphs()[0].edge_index
+    for wrong in (index.double(), index[0]):
+        one.edge_index = wrong
+        with pytest.raises(ValueError, match="edge_index: expected int64 or int32"):
+            transform(one)
+    for wrong in (index + 2, index - 1):
+        one.edge_index = wrong
+        with pytest.raises(IndexError, match="edge_index: expected nodes of 0 to 5, got"):
+            transform(one)
+
+
+def test_outputs_that_cannot_go_back() -> None:
+    one = ClusterOrder()(graphs()[0])
+    with pytest.raises(ValueError, match=r"out: expected \[6, ...\], got \[5, 2\]"):
+        ClusterOrder.back(torch.zeros(5, 2), one)
+    with pytest.raises(ValueError, match="data: expected a graph with original_index"):
+        ClusterOrder.back(torch.zeros(6, 2), graphs()[0])
 
 
 def test_pairs_that_are_none() -> None:
