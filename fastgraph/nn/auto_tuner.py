@@ -130,6 +130,8 @@ class AutoTuner:
         Raises:
             ValueError: that is no state.
         """
+        if missing := {"index", "average", "rates", "seconds"} - set(state):
+            raise ValueError(f"state: expected one of an AutoTuner, got none of {sorted(missing)}")
         index, average = state["index"], state["average"]
         if type(index) is not int or not 0 <= index < len(FACTORS):
             raise ValueError(f"index: expected 0 to {len(FACTORS) - 1}, got {index!r}")

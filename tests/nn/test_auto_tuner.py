@@ -108,6 +108,9 @@ def test_wrong_states(wrong: dict[str, Any]) -> None:
     tuner = AutoTuner()
     with pytest.raises(ValueError, match="expected"):
         tuner.load_state_dict(tuner.state_dict() | wrong)
+    with pytest.raises(ValueError, match=r"state: expected one .* none of \['average'\]"):
+        tuner.load_state_dict({"index": 3, "rates": [], "seconds": []})
+    assert tuner.index == 1
 
 
 def test_thresholds_are_those_of_eight_clusters() -> None:

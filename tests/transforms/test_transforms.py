@@ -114,6 +114,12 @@ def test_degrees_that_edges_have_lost() -> None:
     assert not torch.equal(model(one.x, index), model(one.x, index, degrees=given))
     with pytest.raises(ValueError, match=r"degrees: expected int64 \[6\] twice, got torch.int32"):
         model(one.x, index, degrees=(given[0].int(), given[1]))
+    with pytest.raises(ValueError, match="degrees: expected numbers from 0 on, got -1"):
+        model(one.x, index, degrees=(given[0], given[1] - 1))
+    wrong: Any
+    for wrong in (given[0], given[:1], (None, None)):
+        with pytest.raises(ValueError, match="degrees: expected two tensors, got"):
+            model(one.x, index, degrees=wrong)
     with pytest.raises(ValueError, match="degrees: expected None without max_degree"):
         GraphTransformer(5, 3, 16).double()(one.x, index, degrees=given)
 
