@@ -322,6 +322,11 @@ def _pattern(
         own = _types_by_distance(torch.unique(keys[is_pair]), rows, hops)
     else:
         _check_types(types, is_pair, path, hops)
+        if bool(((types == PATH) & ((source - destination).abs() != 1)).any()):
+            raise ValueError(
+                f"types: expected {PATH} of consecutive nodes alone, got it of others: nodes get "
+                "their order before pairs get types"
+            )
         own = _types_once(keys[is_pair], types[is_pair])
     found = [own, _all_of(LOOP, every * (rows + 1))]
     if token:
@@ -371,8 +376,8 @@ def _types_by_distance(edges: Tensor, rows: int, hops: int) -> tuple[Tensor, Ten
     edges, types = _all_of(EDGE, edges)
     if hops == 1:
         return edges, types
-    if not 1 < hops <= LONGEST:
-        raise ValueError(f"hops: expected 1 to {LONGEST}, got {hops}")
+    if type(hops) is not int or not 1 < hops <= LONGEST:
+        raise ValueError(f"hops: expected an integer of 1 to {LONGEST}, got {hops!r}")
     counts = torch.bincount(edges.cpu() // rows, minlength=rows) if rows else edges.cpu()
     near, node, distance = nodes_within(offsets_of(counts), edges.cpu() % max(rows, 1), hops)
     is_far = distance > 1

@@ -54,7 +54,7 @@ class Reformation:
         clusters: of each graph, at least 1; or the cluster of each node, from 0 on in each graph,
             int64 ``[nodes]``, of which a copy is kept. Default: the fewest of which the keys and
             values of one fit into 0.8 of the second cache (:func:`clusters_of_cache`). TorchGT has
-            8 at 64 channels on an RTX 3090.
+            8 at 64 channels on an RTX 3090. Ranks of one graph whose caches differ need a number.
         block: rows and columns of a sub-block, 1 to 64; see :func:`fastest_block`. The last ones of
             a cluster have fewer.
         placement: of sub-blocks within a pair: ``"edges"``, where most edges are, or ``"random"``,
