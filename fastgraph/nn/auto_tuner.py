@@ -85,6 +85,7 @@ class AutoTuner:
         Raises:
             ValueError: rank 0, or this process alone, has a loss that is not finite, or no time.
         """
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
         state = self._next(float(loss), float(seconds))
         if dist.is_available() and dist.is_initialized():
             # Errors, too: the others would wait for what a failed rank does not send.

@@ -402,7 +402,7 @@ def test_clusters_that_change_afterwards() -> None:
 
 @pytest.mark.parametrize("path", [False, True])
 def test_types_that_are_given(path: bool) -> None:
-    """What is invented has the type of its distance, as with patterns that look for it."""
+    """Invented pairs have the types of their distances, as with patterns that look for these."""
     hops, draw = 2, torch.Generator().manual_seed(0)
     model = Graphormer(
         5, 2, 16, 2, 2, hops=4, path=path, reformation=Reformation(block=4, clusters=CLUSTERS)
