@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,11 +42,11 @@ def reorder(
     """A graph with its nodes in another order, in which attention reads memory more nearly in turn.
 
     Layers give the same rows, in the new order, but for rounding. Edges keep theirs, and so do
-    their features. Tensors with a row for each node (features, labels, masks) are brought into the
-    new order, and the numbers of nodes in those which PyG knows to hold them (``edge_index``,
-    ``edge_label_index``, ``face``: whatever :meth:`Data.__inc__` counts up by nodes) are replaced.
-    PyG cannot tell what else holds numbers of nodes, such as an ``idx`` of a split: use
-    ``inverse[idx]``.
+    their features. What has a row for each node (features, labels, masks; arrays and lists, too) is
+    brought into the new order, and the numbers of nodes in those tensors which PyG knows to hold
+    them (``edge_index``, ``edge_label_index``, ``face``: whatever :meth:`Data.__inc__` counts up by
+    nodes) are replaced. PyG cannot tell what else holds numbers of nodes, such as an ``idx`` of a
+    split: use ``inverse[idx]``.
 
     Args:
         data: ``Data`` of PyG, on the CPU.
@@ -60,7 +61,7 @@ def reorder(
         A copy of ``data``, and the permutation.
 
     Raises:
-        TypeError: ``data`` is no ``Data`` of PyG, or holds a sparse matrix of the graph.
+        TypeError: ``data`` is no ``Data`` of PyG, a batch, or holds a sparse matrix of the graph.
         ValueError: an argument that cannot be used.
         ModuleNotFoundError: ``pymetis`` (for ``"cluster"``) or SciPy (for ``"rcm"``) is missing.
         fastgraph.dist.PartitionError: METIS failed.
@@ -70,20 +71,31 @@ def reorder(
     permutation = _permutation(data.edge_index, num_nodes, order, num_clusters)
     inverse = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(num_nodes))
     out = data.clone()
-    rows = _of_nodes(out, num_nodes)
+    # Asked first, as the answers are found by comparing sizes.
+    rows, lists = _of_nodes(out, num_nodes), _lists_of_nodes(out)
+    every = permutation.tolist()
     for key, value in data:
-        if key in rows:
+        if key in lists:
+            moved = [value[node] for node in every]
+            out[key] = moved if isinstance(value, list) else tuple(moved)
+        elif isinstance(value, np.ndarray) and key in rows:
+            out[key] = value.take(every, rows[key])
+        elif key in rows:
             out[key] = value.index_select(rows[key], permutation)
         elif _holds_nodes(data, key, value):
             out[key] = inverse[value.long()].to(value.dtype)
+    if _is_guessed(data):
+        out.num_nodes = num_nodes
     return Reordered(out, permutation, inverse)
 
 
 def _check(data: Data) -> None:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Batch, Data
 
     if not isinstance(data, Data):
         raise TypeError(f"data must be a Data of PyG, got {type(data).__name__}")
+    if isinstance(data, Batch):
+        raise TypeError("data must be one graph, got a batch: reorder graphs before PyG joins them")
     if data.num_nodes is None:
         raise ValueError("data must know its number of nodes, got None: set data.num_nodes")
     index = data.get("edge_index")
@@ -100,11 +112,33 @@ def _check(data: Data) -> None:
 
 
 def _of_nodes(data: Data, num_nodes: int) -> dict[str, int]:
-    """The tensors with a row for each node, sharded ones included, and their dimension."""
-    # Asked first, as the answers are found by comparing sizes.
-    keys = [key for key, value in data if isinstance(value, Tensor) and data.is_node_attr(key)]
-    axes = {key: data.__cat_dim__(key, data[key], data._store) % data[key].dim() for key in keys}
-    return {key: axis for key, axis in axes.items() if data[key].shape[axis] == num_nodes}
+    """The tensors and arrays with a row for each node, sharded ones included, and their dimension.
+
+    Those with several numbers of nodes in a column, such as ``face``, have a column for something
+    else, of which there may be as many as nodes.
+    """
+    found = {}
+    for key, value in data:
+        if not isinstance(value, Tensor | np.ndarray) or not data.is_node_attr(key):
+            continue
+        if value.ndim > 1 and _holds_nodes(data, key, value):
+            continue
+        axis = data.__cat_dim__(key, value, data._store) % value.ndim
+        if value.shape[axis] == num_nodes:
+            found[key] = axis
+    return found
+
+
+def _is_guessed(data: Data) -> bool:
+    """True if PyG takes the largest number in an edge for the last node."""
+    from torch_geometric.data.storage import N_KEYS
+
+    return not any(key == "num_nodes" or key in N_KEYS or "node" in key for key, _ in data)
+
+
+def _lists_of_nodes(data: Data) -> list[str]:
+    keys = [key for key, value in data if isinstance(value, list | tuple)]
+    return [key for key in keys if data.is_node_attr(key)]
 
 
 def _holds_nodes(data: Data, key: str, value: object) -> bool:
@@ -157,7 +191,6 @@ def _permutation(
 
 def _reverse_cuthill_mckee(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Nodes by levels of breadth-first searches, last ones first (Cuthill and McKee, 1969)."""
-    import numpy as np
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GATv2Conv, TransformerConv
 
 import fastgraph
@@ -75,6 +76,33 @@ def test_what_belongs_to_nodes_moves_with_them(order: Any) -> None:
     assert torch.equal(graph().edge_index, data.edge_index)
 
 
+def test_as_many_pairs_as_nodes() -> None:
+    """PyG takes them for something of nodes, by their number."""
+    data = graph()
+    data.edge_label_index = torch.randint(0, len(data.x), (2, len(data.x)))
+    data.face = torch.randint(0, len(data.x), (3, len(data.x)))
+    found, _, inverse = fastgraph.reorder(data, torch.randperm(len(data.x)))
+    assert torch.equal(found.edge_label_index, inverse[data.edge_label_index])
+    assert torch.equal(found.face, inverse[data.face])
+
+
+def test_lists_and_arrays_of_nodes() -> None:
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 3]]), x=torch.arange(4.0).view(4, 1))
+    data.names, data.pair, data.table = list("abcd"), ["e", "f"], np.arange(8).reshape(4, 2)
+    data.kinds = tuple("ghij")
+    found = fastgraph.reorder(data, torch.tensor([2, 0, 3, 1])).data
+    assert found.names == list("cadb") and found.kinds == tuple("igjh") and found.pair == data.pair
+    assert found.table.tolist() == [[4, 5], [0, 1], [6, 7], [2, 3]]
+
+
+def test_a_graph_keeps_its_number_of_nodes() -> None:
+    """PyG guesses it from edges where nothing else has it, and their largest number moves."""
+    data = Data(edge_index=torch.tensor([[0, 9], [9, 0]]))
+    found = fastgraph.reorder(data, torch.arange(10).roll(5)).data
+    assert found.edge_index.tolist() == [[5, 4], [4, 5]]
+    assert data.num_nodes == found.num_nodes == 10
+
+
 def test_clusters_stand_together() -> None:
     pytest.importorskip("pymetis")
     size, number = 30, torch.randperm(4 * 30)
@@ -125,6 +153,8 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 def test_bad_graphs() -> None:
     with pytest.raises(TypeError, match="must be a Data of PyG, got HeteroData"):
         fastgraph.reorder(HeteroData())
+    with pytest.raises(TypeError, match="data must be one graph, got a batch"):
+        fastgraph.reorder(Batch.from_data_list([graph(), graph()]))
     with pytest.raises(ValueError, match=re.escape("edge_index must be [2, E]")):
         fastgraph.reorder(Data(x=torch.ones(3, 1)))
     data = graph()

@@ -50,7 +50,8 @@ torch.manual_seed(args.seed)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 draw = torch.Generator().manual_seed(args.seed)
 graphs = [generated(draw) for _ in range(args.graphs)]
-train_graphs, test_graphs = graphs[args.graphs // 5 :], graphs[: args.graphs // 5]
+tested = max(args.graphs // 5, 1)
+train_graphs, test_graphs = graphs[tested:], graphs[:tested]
 loader = DataLoader(train_graphs, args.batch_size, shuffle=True)
 test_loader = DataLoader(test_graphs, args.batch_size)
 model = Graphormer.slim(

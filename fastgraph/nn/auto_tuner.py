@@ -85,6 +85,7 @@ class AutoTuner:
         Raises:
             ValueError: rank 0, or this process alone, has a loss that is not finite, or no time.
         """
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
         state = self._next(float(loss), float(seconds))
         if dist.is_available() and dist.is_initialized():
             # Errors, too: the others would wait for what a failed rank does not send.
@@ -130,6 +131,8 @@ class AutoTuner:
         Raises:
             ValueError: that is no state.
         """
+        if missing := {"index", "average", "rates", "seconds"} - set(state):
+            raise ValueError(f"state: expected one of an AutoTuner, got none of {sorted(missing)}")
         index, average = state["index"], state["average"]
         if type(index) is not int or not 0 <= index < len(FACTORS):
             raise ValueError(f"index: expected 0 to {len(FACTORS) - 1}, got {index!r}")

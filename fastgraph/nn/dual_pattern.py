@@ -322,6 +322,11 @@ def _pattern(
         own = _types_by_distance(torch.unique(keys[is_pair]), rows, hops)
     else:
         _check_types(types, is_pair, path, hops)
+        if bool(((types == PATH) & ((source - destination).abs() != 1)).any()):
+            raise ValueError(
+                f"types: expected {PATH} of consecutive nodes alone, got it of others: nodes get "
+                "their order before pairs get types"
+            )
         own = _types_once(keys[is_pair], types[is_pair])
     found = [own, _all_of(LOOP, every * (rows + 1))]
     if token:
@@ -371,8 +376,8 @@ def _types_by_distance(edges: Tensor, rows: int, hops: int) -> tuple[Tensor, Ten
     edges, types = _all_of(EDGE, edges)
     if hops == 1:
         return edges, types
-    if not 1 < hops <= LONGEST:
-        raise ValueError(f"hops: expected 1 to {LONGEST}, got {hops}")
+    if type(hops) is not int or not 1 < hops <= LONGEST:
+        raise ValueError(f"hops: expected an integer of 1 to {LONGEST}, got {hops!r}")
     counts = torch.bincount(edges.cpu() // rows, minlength=rows) if rows else edges.cpu()
     near, node, distance = nodes_within(offsets_of(counts), edges.cpu() % max(rows, 1), hops)
     is_far = distance > 1
@@ -447,8 +452,13 @@ def entries_of(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return ptr[rows].repeat_interleave(counts) + within, counts
 
 
-def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
-    """The graph of each node, after checks of the arguments."""
+def check_edges(edge_index: Tensor, num_nodes: int) -> None:
+    """Raise an error unless these are edges of so many nodes.
+
+    Raises:
+        ValueError: ``edge_index`` is not int64 or int32 ``[2, E]``.
+        IndexError: it points outside the nodes.
+    """
     if edge_index.dtype not in (torch.int64, torch.int32) or edge_index.dim() != 2:
         raise ValueError(
             "edge_index: expected int64 or int32 [2, E], "
@@ -459,6 +469,11 @@ def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
         bad = int(edge_index[(edge_index < 0) | (edge_index >= num_nodes)][0])
         raise IndexError(f"edge_index: expected nodes of 0 to {num_nodes - 1}, got {bad}")
+
+
+def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
+    """The graph of each node, after checks of the arguments."""
+    check_edges(edge_index, num_nodes)
     if batch is None:
         return torch.zeros(num_nodes, dtype=torch.int64, device=edge_index.device)
     if batch.dtype != torch.int64 or list(batch.shape) != [num_nodes]:

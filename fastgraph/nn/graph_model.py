@@ -88,16 +88,29 @@ class GraphModel(nn.Module):
             if given is not None:
                 raise ValueError("degrees: expected None without max_degree, got some")
             return h
-        for found in given or ():
-            if found.dtype != torch.int64 or list(found.shape) != [len(h)]:
-                raise ValueError(
-                    f"degrees: expected int64 [{len(h)}] twice, got {found.dtype} "
-                    f"{list(found.shape)}"
-                )
+        if given is not None:
+            _check_degrees(given, len(h))
         into, out_of = degrees(pattern) if given is None else given
         h = h + self.in_degrees(into.clamp(max=self.max_degree))
         both: Tensor = h + self.out_degrees(out_of.clamp(max=self.max_degree))
         return both
+
+
+def _check_degrees(given: tuple[Tensor, Tensor], nodes: int) -> None:
+    """Raise a ValueError unless these are degrees of so many nodes."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ValueError(f"degrees: expected two tensors, got {type(given).__name__}")
+    for found in given:
+        if not isinstance(found, Tensor):
+            raise ValueError(f"degrees: expected two tensors, got {found!r}")
+        if found.dtype != torch.int64 or list(found.shape) != [nodes]:
+            raise ValueError(
+                f"degrees: expected int64 [{nodes}] twice, got {found.dtype} {list(found.shape)}"
+            )
+        # The host does not wait for a device, and compiled code does not depend on values.
+        is_known = found.device.type == "cpu" and not torch.compiler.is_compiling()
+        if nodes and is_known and int(found.min()) < 0:
+            raise ValueError(f"degrees: expected numbers from 0 on, got {int(found.min())}")
 
 
 def degrees(pattern: DualPattern) -> tuple[Tensor, Tensor]:

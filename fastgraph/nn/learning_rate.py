@@ -18,7 +18,7 @@ def polynomial_decay(
     step :math:`n`, from which on it is :math:`e`.
 
     Args:
-        optimizer: with its largest rates.
+        optimizer: with its largest rates; groups with a rate of 0 keep it.
         warm_up: steps in which rates rise, at least 0.
         steps: in all, more than ``warm_up``.
         end: the last rate, at least 0.
@@ -27,9 +27,9 @@ def polynomial_decay(
     Raises:
         ValueError: a number is out of its range.
     """
-    if warm_up < 0:
+    if not warm_up >= 0:
         raise ValueError(f"warm_up: expected at least 0, got {warm_up}")
-    if steps <= warm_up:
+    if not steps > warm_up:
         raise ValueError(f"steps: expected more than warm_up, {warm_up}, got {steps}")
     if end < 0:
         raise ValueError(f"end: expected at least 0, got {end}")
@@ -41,6 +41,8 @@ def polynomial_decay(
             step = before + 1
             if step <= warm_up:
                 return step / warm_up
+            if rate == 0:
+                return 1.0
             left = max(steps - step, 0) / (steps - warm_up)
             return float(end + (rate - end) * left**power) / rate
 

@@ -36,7 +36,8 @@ class Reformation:
     each graph are clustered, and a pair of clusters that is transferred has, in place of its E
     edges, ``ceil(E / block ** 2)`` sub-blocks of ``block`` rows and columns, in which all attend to
     all. Edges outside these are dropped, and entries that are no edges invented: sparse turns
-    compute something else then. Self-loops, tokens and steps of a path stay.
+    compute something else then. Self-loops, tokens, steps of a path and pairs that are several
+    edges apart, of patterns with ``hops``, stay.
 
     Pairs are selected
 
@@ -51,9 +52,9 @@ class Reformation:
     Args:
         select: one of these.
         clusters: of each graph, at least 1; or the cluster of each node, from 0 on in each graph,
-            int64 ``[nodes]``. Default: the fewest of which the keys and values of one fit into 0.8
-            of the second cache (:func:`clusters_of_cache`). TorchGT has 8 at 64 channels on an RTX
-            3090.
+            int64 ``[nodes]``, of which a copy is kept. Default: the fewest of which the keys and
+            values of one fit into 0.8 of the second cache (:func:`clusters_of_cache`). TorchGT has
+            8 at 64 channels on an RTX 3090. Ranks of one graph whose caches differ need a number.
         block: rows and columns of a sub-block, 1 to 64; see :func:`fastest_block`. The last ones of
             a cluster have fewer.
         placement: of sub-blocks within a pair: ``"edges"``, where most edges are, or ``"random"``,
@@ -67,6 +68,8 @@ class Reformation:
         kernel: ``"rows"``, :func:`fastgraph.ops.attention`, or ``"blocks"``,
             :func:`fastgraph.ops.block_attention`, in steps without dropout of weights. Nodes should
             be in the order of their clusters then; which is faster depends on the graph.
+
+    Copies, as of a whole model, have no pairs that were selected by mass until they are measured.
 
     Attributes:
         is_measuring: whether layers select pairs in the sparse turns that they compute.
@@ -112,12 +115,18 @@ class Reformation:
         if tuner is not None and (select != "elastic" or not isinstance(tuner, AutoTuner)):
             wanted = "an AutoTuner" if select == "elastic" else f"None with select={select!r}"
             raise ValueError(f"tuner: expected {wanted}, got {tuner!r}")
-        self.select, self.clusters, self.block, self.mass = select, clusters, block, mass
+        # Patterns keep what follows from it, which no change to the tensor given may make wrong.
+        self.clusters = clusters.clone() if isinstance(clusters, Tensor) else clusters
+        self.select, self.block, self.mass = select, block, mass
         self.placement, self.seed = placement, seed
         self.evaluation, self.kernel = evaluation, kernel
         self.tuner = AutoTuner() if select == "elastic" and tuner is None else tuner
         self.is_measuring = False
         self._name = uuid.uuid4().hex  # under which patterns keep what is of this one alone
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._name = uuid.uuid4().hex  # a copy's model has other values, and pairs of its own
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

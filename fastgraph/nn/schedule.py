@@ -76,7 +76,7 @@ class Schedule:
         Raises:
             ValueError: that is no number of steps.
         """
-        steps = state["steps"]
+        steps = state.get("steps")
         if type(steps) is not int or steps < 0:
             raise ValueError(f"steps: expected an integer of at least 0, got {steps!r}")
         self._count(steps)

@@ -28,7 +28,7 @@ class AttentionPattern(BaseTransform):  # type: ignore[misc]  # PyG has no types
         path: whether consecutive nodes do, for which :class:`ClusterOrder` should come before.
 
     Raises:
-        TypeError: the graph is no ``Data`` of PyG.
+        TypeError: the graph is no ``Data`` of PyG, or a batch.
         ValueError: an option is out of range, or the graph has no ``edge_index`` int64 or int32
             ``[2, E]``.
         IndexError: ``edge_index`` points outside the nodes.

@@ -31,8 +31,9 @@ class ClusterOrder(BaseTransform):  # type: ignore[misc]  # PyG has no types
         num_clusters: default: one for each 256 nodes. Graphs of fewer nodes stay as they are.
 
     Raises:
-        TypeError: the graph is no ``Data`` of PyG, or holds a sparse matrix.
+        TypeError: the graph is no ``Data`` of PyG, a batch, or holds a sparse matrix.
         ValueError: an option or the graph cannot be used.
+        IndexError: ``edge_index`` points outside the nodes.
         ModuleNotFoundError: ``pymetis`` is not installed.
         fastgraph.dist.PartitionError: METIS failed.
     """
@@ -61,7 +62,15 @@ class ClusterOrder(BaseTransform):  # type: ignore[misc]  # PyG has no types
         Args:
             out: ``[nodes, ...]``.
             data: a graph that this has transformed, or a batch of such graphs.
+
+        Raises:
+            ValueError: this has not transformed the graph, or ``out`` has other rows.
         """
+        if ORIGINAL not in data:
+            raise ValueError(f"data: expected a graph with {ORIGINAL}, got {data}")
+        if not out.dim() or len(out) != len(data[ORIGINAL]):
+            rows = len(data[ORIGINAL])
+            raise ValueError(f"out: expected [{rows}, ...], got {list(out.shape)}")
         return torch.empty_like(out).index_copy(0, data[ORIGINAL], out)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ class Degrees(BaseTransform):  # type: ignore[misc]  # PyG has no types
         max_degree: at least 1.
 
     Raises:
-        TypeError: the graph is no ``Data`` of PyG.
+        TypeError: the graph is no ``Data`` of PyG, or a batch.
         ValueError: ``max_degree`` is out of range, or the graph has no ``edge_index`` int64 or
             int32 ``[2, E]``.
         IndexError: ``edge_index`` points outside the nodes.

@@ -30,8 +30,10 @@ class LaplacianPositions(BaseTransform):  # type: ignore[misc]  # PyG has no typ
         options: of ``scipy.sparse.linalg.eigsh``, for graphs of 100 nodes and more.
 
     Raises:
-        TypeError: the graph is no ``Data`` of PyG.
-        ValueError: ``k`` is out of range, or the graph has no ``edge_index``.
+        TypeError: the graph is no ``Data`` of PyG, or a batch.
+        ValueError: ``k`` is out of range, or the graph has no ``edge_index`` int64 or int32
+            ``[2, E]``.
+        IndexError: ``edge_index`` points outside the nodes.
         RuntimeError: ARPACK did not converge, which several components make likely.
     """
 

@@ -32,7 +32,7 @@ class ShortestPaths(BaseTransform):  # type: ignore[misc]  # PyG has no types
         max_pairs: beyond which all pairs are refused; each takes a byte.
 
     Raises:
-        TypeError: the graph is no ``Data`` of PyG.
+        TypeError: the graph is no ``Data`` of PyG, or a batch.
         ValueError: an option is out of range, the graph has no ``edge_index`` int64 or int32
             ``[2, E]`` or no pairs of that name, or has too many.
         IndexError: ``edge_index`` or pairs point outside the nodes.

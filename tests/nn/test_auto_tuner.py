@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ def test_checkpoints() -> None:
     assert len(first.seconds) == 9
 
 
+def test_a_loss_with_a_gradient() -> None:
+    """Which torch warns of where it becomes a number."""
+    tuner = AutoTuner()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuner.step(torch.tensor(2.0, requires_grad=True) * 3, 1.0)
+    assert tuner.average == 6.0
+
+
 @pytest.mark.parametrize(
     ("loss", "seconds", "message"),
     [
@@ -108,6 +118,9 @@ def test_wrong_states(wrong: dict[str, Any]) -> None:
     tuner = AutoTuner()
     with pytest.raises(ValueError, match="expected"):
         tuner.load_state_dict(tuner.state_dict() | wrong)
+    with pytest.raises(ValueError, match=r"state: expected one .* none of \['average'\]"):
+        tuner.load_state_dict({"index": 3, "rates": [], "seconds": []})
+    assert tuner.index == 1
 
 
 def test_thresholds_are_those_of_eight_clusters() -> None:
@@ -118,6 +131,7 @@ def test_thresholds_are_those_of_eight_clusters() -> None:
 
 ON_RANKS = """
 import math
+import warnings
 import torch.distributed as dist
 from fastgraph.nn import AutoTuner
 

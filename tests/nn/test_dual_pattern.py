@@ -124,9 +124,11 @@ def test_a_pattern_of_its_own_entries(hops: int) -> None:
         ([[0], [1]], [4], {}, "types: expected those of loops, edges, the path or distances"),
         ([[0], [1]], [255], {}, r"distances up to 250, got \[255\]"),
         ([[0], [1]], [3], {}, "types: expected none of a path without path=True"),
+        ([[0], [2]], [3], {"path": True}, "types: expected 3 of consecutive nodes alone"),
         ([[0], [1]], [1], {"hops": 2}, "hops: expected 1 beside types"),
-        ([[0], [1]], None, {"hops": 0}, "hops: expected 1 to 250, got 0"),
-        ([[0], [1]], None, {"hops": 251}, "hops: expected 1 to 250, got 251"),
+        ([[0], [1]], None, {"hops": 0}, "hops: expected an integer of 1 to 250, got 0"),
+        ([[0], [1]], None, {"hops": 251}, "hops: expected an integer of 1 to 250, got 251"),
+        ([[0], [1]], None, {"hops": 2.0}, "hops: expected an integer of 1 to 250, got 2.0"),
     ],
 )
 def test_types_that_are_none(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -41,17 +42,27 @@ def test_rates_of_each_step(warm_up: int, power: float) -> None:
         scheduler.step()
 
 
+def test_a_rate_of_zero_stays() -> None:
+    groups = [{"params": [torch.zeros(1)], "lr": rate} for rate in (0.0, 1e-2)]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = polynomial_decay(optimizer, 1, 3)
+    for step in range(1, 5):
+        expected = [0.0, graphormers(step, 1e-2, 1, 3, 1e-9, 1.0)]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected)
+        optimizer.step()
+        scheduler.step()
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         ((-1, 5), {}, "warm_up: expected at least 0, got -1"),
         ((5, 5), {}, "steps: expected more than warm_up, 5, got 5"),
+        ((5, math.nan), {}, "steps: expected more than warm_up, 5, got nan"),
         ((0, 5), {"end": -1}, "end: expected at least 0, got -1"),
         ((0, 5), {"power": 0}, "power: expected above 0, got 0"),
     ],
 )
-def test_numbers_out_of_range(
-    arguments: tuple[int, int], options: dict[str, Any], message: str
-) -> None:
+def test_numbers_out_of_range(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         polynomial_decay(torch.optim.SGD([torch.zeros(1)], 0.1), *arguments, **options)

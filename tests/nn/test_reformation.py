@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -366,6 +367,65 @@ def test_layers_select_by_mass_for_themselves() -> None:
     assert all(one.mass is not None and one.mass <= 0.4 for one in found)
     with pytest.raises(ValueError, match="select: expected 'mass'"), _at(1).measuring():
         pass
+
+
+def test_copies_select_by_mass_for_themselves() -> None:
+    """As of a model whose weights are averaged, beside it on the same pattern."""
+    made = Reformation("mass", clusters=3, block=2, mass=0.4)
+    one = Graphormer(5, 2, 16, 2, 2, hops=1, reformation=made, schedule=NEVER).eval()
+    edges = edges_of([40])
+    x, pattern = torch.randn(40, 5), one.pattern(edges, 40)
+    for parameter in one.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with made.measuring():
+        found = one(x, pattern)
+    other, read = copy.deepcopy(one), pickle.loads(pickle.dumps(one))
+    for model in (other, read):
+        copied = model.layers[0].self_attn.reformation
+        assert copied is model.layers[1].self_attn.reformation
+        assert copied.entries(pattern, 64) is None
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=1.0)
+        with copied.measuring():
+            assert not torch.equal(model(x, pattern), found)
+    assert torch.equal(one(x, pattern), found)
+
+
+def test_clusters_that_change_afterwards() -> None:
+    given, pattern = CLUSTERS.clone(), pattern_of()
+    made = Reformation(clusters=given, block=4)
+    before = reformed(pattern, made)
+    given.zero_()
+    for now in (reformed(pattern, made), reformed(pattern_of(), made)):
+        assert pairs_of(now) == pairs_of(before)
+
+
+@pytest.mark.parametrize("path", [False, True])
+def test_types_that_are_given(path: bool) -> None:
+    """Invented pairs have the types of their distances, as with patterns that look for these."""
+    hops, draw = 2, torch.Generator().manual_seed(0)
+    model = Graphormer(
+        5, 2, 16, 2, 2, hops=4, path=path, reformation=Reformation(block=4, clusters=CLUSTERS)
+    )
+    for parameter in model.double().eval().parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=draw)
+    x = torch.randn(NODES, 5, dtype=torch.float64, generator=draw)
+    pattern = model.pattern(EDGES, NODES, BATCH, GRAPHS, hops=hops)
+    alone = dual_pattern(EDGES, NODES, BATCH, num_graphs=GRAPHS, path=path, hops=hops)
+    queries = torch.arange(NODES).repeat_interleave(alone.ptr.diff())
+    index = torch.stack([alone.sources, queries])
+    given = model.pattern(index, NODES, BATCH, GRAPHS, types=alone.types)
+    made = model.layers[0].self_attn.reformation
+    entries = [reformed(one, made, hops=4) for one in (pattern, given)]
+    assert entries[0].invented and str(entries[0]) == str(entries[1])
+    assert pairs_of(entries[0]) == pairs_of(entries[1])
+    lengths = dual_pattern(EDGES, NODES, BATCH, num_graphs=GRAPHS, hops=4)
+    far = {pair: kind for pair, kind in pairs_of(lengths).items() if kind > EDGE}
+    found, before = pairs_of(entries[1]), pairs_of(given)
+    invented = found.keys() - before.keys()
+    assert {found[pair] for pair in invented} > {OTHER}
+    assert all(found[pair] == far.get(pair, OTHER) for pair in invented)
+    assert torch.equal(model(x, pattern), model(x, index, BATCH, GRAPHS, types=alone.types))
 
 
 def test_reports_and_models() -> None:

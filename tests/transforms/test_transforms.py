@@ -114,6 +114,12 @@ def test_degrees_that_edges_have_lost() -> None:
     assert not torch.equal(model(one.x, index), model(one.x, index, degrees=given))
     with pytest.raises(ValueError, match=r"degrees: expected int64 \[6\] twice, got torch.int32"):
         model(one.x, index, degrees=(given[0].int(), given[1]))
+    with pytest.raises(ValueError, match="degrees: expected numbers from 0 on, got -1"):
+        model(one.x, index, degrees=(given[0], given[1] - 1))
+    wrong: Any
+    for wrong in (given[0], given[:1], (None, None)):
+        with pytest.raises(ValueError, match="degrees: expected two tensors, got"):
+            model(one.x, index, degrees=wrong)
     with pytest.raises(ValueError, match="degrees: expected None without max_degree"):
         GraphTransformer(5, 3, 16).double()(one.x, index, degrees=given)
 
@@ -218,6 +224,25 @@ def test_graphs_that_are_none(transform: Any) -> None:
         transform(HeteroData())
     with pytest.raises(ValueError, match="data must have an edge_index, got"):
         transform(Data(x=torch.zeros(3, 1)))
+    with pytest.raises(TypeError, match="data must be one graph, got a batch"):
+        transform(Batch.from_data_list(graphs()))
+    one, index = graphs()[0], graphs()[0].edge_index
+    for wrong in (index.double(), index[0]):
+        one.edge_index = wrong
+        with pytest.raises(ValueError, match="edge_index: expected int64 or int32"):
+            transform(one)
+    for wrong in (index + 2, index - 1):
+        one.edge_index = wrong
+        with pytest.raises(IndexError, match="edge_index: expected nodes of 0 to 5, got"):
+            transform(one)
+
+
+def test_outputs_that_cannot_go_back() -> None:
+    one = ClusterOrder()(graphs()[0])
+    with pytest.raises(ValueError, match=r"out: expected \[6, ...\], got \[5, 2\]"):
+        ClusterOrder.back(torch.zeros(5, 2), one)
+    with pytest.raises(ValueError, match="data: expected a graph with original_index"):
+        ClusterOrder.back(torch.zeros(6, 2), graphs()[0])
 
 
 def test_pairs_that_are_none() -> None:
