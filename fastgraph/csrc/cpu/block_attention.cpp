@@ -42,7 +42,7 @@ struct Forward {
     A *const score = at.score.get(), *const sum = at.sum.get() + head * channels;
     A *const largest = at.largest.get() + head * kWindow, *const all =
                                                               at.total.get() + head * kWindow;
-    multiply_all_columns<T>(columns, in.key, at.query.get() + head * channels, score);
+    multiply_all_columns<T>(columns, in.key, scale, at.query.get() + head * channels, score);
     bias.add(columns, at.types.get(), score);
     const V before = load<kWindow>(largest);
     V top = before;
@@ -51,7 +51,7 @@ struct Forward {
     }
     const V origin = top == splat<A, kWindow>(kLowest) ? V{} : top;
     const V shrunk = exp_of_negative<kWindow>(before - origin);
-    V total = load<kWindow>(all) * shrunk;
+    V total{};
     for (int64_t i = 0; i < columns.size(); ++i) {
       const V weight = exp_of_negative<kWindow>(load<kWindow>(score + i * kWindow) - origin);
       total += weight;
@@ -61,13 +61,13 @@ struct Forward {
       store<kWindow>(sum + c, shrunk * load<kWindow>(sum + c));
     }
     store<kWindow>(largest, top);
-    store<kWindow>(all, total);
+    store<kWindow>(all, load<kWindow>(all) * shrunk + total);
     add_columns<T>(columns, in.value, masked, score, sum);
   }
 
   void run(int64_t window, bool masked, const Memory& at) const {
     const int64_t row = window * kWindow, heads = in.query.heads, width = in.query.width;
-    load_lanes<T>(in.query, row, scale, at.query.get());
+    load_lanes<T>(in.query, row, at.query.get());
     std::fill_n(at.sum.get(), heads * width * kWindow, A{0});
     std::fill_n(at.largest.get(), heads * kWindow, kLowest);
     std::fill_n(at.total.get(), heads * kWindow, A{0});
