@@ -234,6 +234,26 @@ def test_what_is_not_finite_stays_with_its_edges(which: int, special: float, bac
         torch.testing.assert_close(ours[is_finite], rows[is_finite])
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_scores_of_minus_infinity_alone(has_bias: bool, backend: str) -> None:
+    """NaN as by rows and in PyG, but with a bias as a node without edges."""
+    index, tensors = inputs("hub", 2, 8)
+    query, key, _ = (x.detach().fill_(1) for x in tensors)
+    key[index[0, index[1] == 20], 1, 3] = -torch.inf
+    bias = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    hidden = {"bias": bias, "bias_index": torch.zeros_like(index[0])} if has_bias else {}
+    grad = torch.randn_like(query)
+
+    def results(operator: Any) -> list[Tensor]:
+        out, *_, stats = operator(*tensors, index, **hidden)
+        return [out, stats, *torch.autograd.grad(out, tensors, grad)]
+
+    out, *rest = results(ops.block_attention)
+    assert bool(out[20, 1].isnan().all()) != has_bias
+    for ours, rows in zip([out, *rest], results(ops.attention), strict=True):
+        torch.testing.assert_close(ours, rows, equal_nan=True)
+
+
 def test_second_derivatives(backend: str) -> None:
     index = random_edges(4, 4, 9)
     tensors = [torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]

@@ -71,24 +71,29 @@ struct Forward {
     std::fill_n(at.sum.get(), heads * width * kWindow, A{0});
     std::fill_n(at.largest.get(), heads * kWindow, kLowest);
     std::fill_n(at.total.get(), heads * kWindow, A{0});
+    int32_t with_edges = 0;
     for_each_columns(windows, window, heads * width, [&](Columns& columns) {
       bias.read_types(columns, at.types.get());
+      for (int64_t i = 0; i < columns.size(); ++i) with_edges |= columns.lanes(i);
       for (; columns.head < heads; ++columns.head) absorb(columns, masked, at);
     });
     if (!masked && !all_finite(at.sum.get(), heads * width)) return run(window, true, at);
-    for (int64_t head = 0; head < heads; ++head) finish(row, head, at);
+    const auto undefined = lanes_of<A>(bias.given() ? 0 : with_edges);
+    for (int64_t head = 0; head < heads; ++head) finish(row, head, undefined, at);
     store_lanes<T>(at.sum.get(), A{1}, out, row);
   }
 
-  // Divides the sums of a head, and writes what is known of its softmaxes.
-  void finish(int64_t row, int64_t head, const Memory& at) const {
+  // Divides the sums of a head, and writes what is known of its softmaxes. Scores of -infinity
+  // alone are those of a node without edges, or where they are `undefined` give NaN.
+  void finish(int64_t row, int64_t head, LaneMask<A> undefined, const Memory& at) const {
     const V total = load<kWindow>(at.total.get() + head * kWindow);
     const V largest = load<kWindow>(at.largest.get() + head * kWindow);
-    const V inverse = total == V{} ? V{} : 1 / total;
-    const V known = largest == splat<A, kWindow>(kLowest) ? V{} : largest;
+    const V lowest = splat<A, kWindow>(kLowest);
+    const V inverse = total == V{} ? (undefined ? -lowest : V{}) : 1 / total;
+    const V known = largest == lowest ? (undefined ? lowest : V{}) : largest;
     A* const sum = at.sum.get() + head * in.query.width * kWindow;
     for (int64_t c = 0; c < in.query.width * kWindow; c += kWindow) {
-      store<kWindow>(sum + c, inverse * load<kWindow>(sum + c));
+      store<kWindow>(sum + c, inverse == V{} ? V{} : inverse * load<kWindow>(sum + c));
     }
     for (int64_t i = 0; i < std::min<int64_t>(kWindow, windows.nodes - row); ++i) {
       stats.at(row + i, head)[0] = known[i];
