@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastgraph.ops.heads import check_self_loops, define_attention
+from fastgraph.ops.heads import check_heads, check_self_loops, define_attention
 from fastgraph.ops.score_bias import refuse_types_alone
 from fastgraph.registry import operators
 
@@ -62,6 +62,9 @@ def block_attention(
     refuse_types_alone("bias_index", bias_index, bias)
     if bias is not None and bias_index is None:
         raise ValueError("bias_index must be given together with bias, got None")
+    if bias is not None:
+        check_heads("query", query, ("destinations", "heads", "channels"), query)
+        check_heads("bias", bias, ("types", query.shape[1]), query)
     if self_loops:
         check_self_loops(self_loops, bias=bias, ptr=ptr)
     if scale is None:

@@ -307,7 +307,12 @@ def test_kernels_do_what_rows_do_where_sub_blocks_cannot(has_bias: bool, backend
         (
             {"bias": torch.ones(2, 3), "bias_index": torch.zeros(30).int()},
             ValueError,
-            "must have shape",
+            r"bias must have shape \[types, 2\], got \[2, 3\]",
+        ),
+        (
+            {"bias": torch.ones(2, 2).double(), "bias_index": torch.zeros(30).int()},
+            ValueError,
+            "bias must have the dtype",
         ),
         (
             {"bias": torch.ones(2, 2), "bias_index": torch.full((30,), 2)},
