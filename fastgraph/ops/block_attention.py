@@ -33,9 +33,10 @@ def block_attention(
     elsewhere. Nodes should be in the order of clusters. Values and gradients are bitwise equal for
     any number of threads.
 
-    On the CPU what is stored grows with edges: 4 to 24 bytes for each of them and each direction,
-    kept with the graph. The gradient of a table takes 64 copies of it. GPUs have no kernel: torch's
-    operations compute there, and store the messages.
+    On the CPU what is stored grows with edges: 5 bytes for each of them where columns are full, 20
+    where they have one edge, and as much again for the backward pass; kept with the graph. About
+    120 bytes for each are taken while that is made. The gradient of a table takes 64 copies of it.
+    GPUs have no kernel: torch's operations compute there, and store the messages.
 
     Args:
         query: of the aggregating nodes, ``[destinations, heads, channels]``, float32, float64,
