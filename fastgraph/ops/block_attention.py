@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastgraph.ops.heads import check_self_loops, define_attention
+from fastgraph.ops.heads import check_heads, check_self_loops, define_attention
 from fastgraph.ops.score_bias import refuse_types_alone
 from fastgraph.registry import operators
 
@@ -33,9 +33,10 @@ def block_attention(
     elsewhere. Nodes should be in the order of clusters. Values and gradients are bitwise equal for
     any number of threads.
 
-    On the CPU what is stored grows with edges: 4 to 24 bytes for each of them and each direction,
-    kept with the graph. The gradient of a table takes 64 copies of it. GPUs have no kernel: torch's
-    operations compute there, and store the messages.
+    On the CPU what is stored grows with edges: 5 bytes for each of them where columns are full, 20
+    where they have one edge, and as much again for the backward pass; kept with the graph. About
+    120 bytes for each are taken while that is made. The gradient of a table takes 64 copies of it.
+    GPUs have no kernel: torch's operations compute there, and store the messages.
 
     Args:
         query: of the aggregating nodes, ``[destinations, heads, channels]``, float32, float64,
@@ -62,6 +63,9 @@ def block_attention(
     refuse_types_alone("bias_index", bias_index, bias)
     if bias is not None and bias_index is None:
         raise ValueError("bias_index must be given together with bias, got None")
+    if bias is not None:
+        check_heads("query", query, ("destinations", "heads", "channels"), query)
+        check_heads("bias", bias, ("types", query.shape[1]), query)
     if self_loops:
         check_self_loops(self_loops, bias=bias, ptr=ptr)
     if scale is None:

@@ -42,7 +42,7 @@ struct Forward {
     A *const score = at.score.get(), *const sum = at.sum.get() + head * channels;
     A *const largest = at.largest.get() + head * kWindow, *const all =
                                                               at.total.get() + head * kWindow;
-    multiply_all_columns<T>(columns, in.key, at.query.get() + head * channels, score);
+    multiply_all_columns<T>(columns, in.key, scale, at.query.get() + head * channels, score);
     bias.add(columns, at.types.get(), score);
     const V before = load<kWindow>(largest);
     V top = before;
@@ -51,7 +51,7 @@ struct Forward {
     }
     const V origin = top == splat<A, kWindow>(kLowest) ? V{} : top;
     const V shrunk = exp_of_negative<kWindow>(before - origin);
-    V total = load<kWindow>(all) * shrunk;
+    V total{};
     for (int64_t i = 0; i < columns.size(); ++i) {
       const V weight = exp_of_negative<kWindow>(load<kWindow>(score + i * kWindow) - origin);
       total += weight;
@@ -61,34 +61,39 @@ struct Forward {
       store<kWindow>(sum + c, shrunk * load<kWindow>(sum + c));
     }
     store<kWindow>(largest, top);
-    store<kWindow>(all, total);
+    store<kWindow>(all, load<kWindow>(all) * shrunk + total);
     add_columns<T>(columns, in.value, masked, score, sum);
   }
 
   void run(int64_t window, bool masked, const Memory& at) const {
     const int64_t row = window * kWindow, heads = in.query.heads, width = in.query.width;
-    load_lanes<T>(in.query, row, scale, at.query.get());
+    load_lanes<T>(in.query, row, at.query.get());
     std::fill_n(at.sum.get(), heads * width * kWindow, A{0});
     std::fill_n(at.largest.get(), heads * kWindow, kLowest);
     std::fill_n(at.total.get(), heads * kWindow, A{0});
+    int32_t with_edges = 0;
     for_each_columns(windows, window, heads * width, [&](Columns& columns) {
       bias.read_types(columns, at.types.get());
+      for (int64_t i = 0; i < columns.size(); ++i) with_edges |= columns.lanes(i);
       for (; columns.head < heads; ++columns.head) absorb(columns, masked, at);
     });
     if (!masked && !all_finite(at.sum.get(), heads * width)) return run(window, true, at);
-    for (int64_t head = 0; head < heads; ++head) finish(row, head, at);
+    const auto undefined = lanes_of<A>(bias.given() ? 0 : with_edges);
+    for (int64_t head = 0; head < heads; ++head) finish(row, head, undefined, at);
     store_lanes<T>(at.sum.get(), A{1}, out, row);
   }
 
-  // Divides the sums of a head, and writes what is known of its softmaxes.
-  void finish(int64_t row, int64_t head, const Memory& at) const {
+  // Divides the sums of a head, and writes what is known of its softmaxes. Scores of -infinity
+  // alone are those of a node without edges, or where they are `undefined` give NaN.
+  void finish(int64_t row, int64_t head, LaneMask<A> undefined, const Memory& at) const {
     const V total = load<kWindow>(at.total.get() + head * kWindow);
     const V largest = load<kWindow>(at.largest.get() + head * kWindow);
-    const V inverse = total == V{} ? V{} : 1 / total;
-    const V known = largest == splat<A, kWindow>(kLowest) ? V{} : largest;
+    const V lowest = splat<A, kWindow>(kLowest);
+    const V inverse = total == V{} ? (undefined ? -lowest : V{}) : 1 / total;
+    const V known = largest == lowest ? (undefined ? lowest : V{}) : largest;
     A* const sum = at.sum.get() + head * in.query.width * kWindow;
     for (int64_t c = 0; c < in.query.width * kWindow; c += kWindow) {
-      store<kWindow>(sum + c, inverse * load<kWindow>(sum + c));
+      store<kWindow>(sum + c, inverse == V{} ? V{} : inverse * load<kWindow>(sum + c));
     }
     for (int64_t i = 0; i < std::min<int64_t>(kWindow, windows.nodes - row); ++i) {
       stats.at(row + i, head)[0] = known[i];

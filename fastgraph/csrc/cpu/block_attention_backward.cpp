@@ -88,8 +88,8 @@ struct OfQueries : Pass<T> {
   void run(int64_t window, bool masked, const Memory<T>& at, A* of_types) const {
     const int64_t row = window * kWindow, heads = this->in.query.heads;
     const int64_t width = this->in.query.width, channels = width * kWindow;
-    load_lanes<T>(this->in.query, row, this->scale, at.first.get());
-    load_lanes<T>(this->given.grad, row, A{1}, at.second.get());
+    load_lanes<T>(this->in.query, row, at.first.get());
+    load_lanes<T>(this->given.grad, row, at.second.get());
     std::fill_n(at.of_first.get(), heads * channels, A{0});
     for (int64_t head = 0; head < heads; ++head) read_softmax(row, head, at);
     const int64_t size = this->windows.ptr[window + 1] - this->windows.ptr[window];
@@ -125,17 +125,19 @@ struct OfQueries : Pass<T> {
   FASTGRAPH_INLINE void weigh_columns(const Columns& columns, const Memory<T>& at,
                                       bool adds) const {
     const int64_t begin = columns.head * this->in.query.width * kWindow;
-    multiply_all_columns<T>(columns, this->in.key, at.first.get() + begin, at.score.get());
-    multiply_all_columns<T>(columns, this->in.value, at.second.get() + begin, at.product.get());
+    multiply_all_columns<T>(columns, this->in.key, this->scale, at.first.get() + begin,
+                            at.score.get());
+    multiply_all_columns<T>(columns, this->in.value, A{1}, at.second.get() + begin,
+                            at.product.get());
     const KnownSoftmax<V> known = softmax_of(columns.head, at);
     this->weigh(columns, at, [&](int64_t) { return known; });
     if (!adds) return;
-    V sum = known.delta;
+    V sum{};
     for (int64_t c = 0; c < columns.size() * kWindow; c += kWindow) {
       const V weight = load<kWindow>(at.score.get() + c);
       sum = multiply_add<A, kWindow>(weight, load<kWindow>(at.product.get() + c), sum);
     }
-    store<kWindow>(at.softmax.get() + (3 * columns.head + 2) * kWindow, sum);
+    store<kWindow>(at.softmax.get() + (3 * columns.head + 2) * kWindow, known.delta + sum);
   }
 
   // What is known of the softmaxes of a head, to working memory and from there.
@@ -178,16 +180,17 @@ struct OfKeys : Pass<T> {
     const auto& grad = this->given.grad;
     const int64_t row = window * kWindow, heads = in.query.heads;
     const int64_t width = in.query.width, channels = width * kWindow;
-    load_lanes<T>(in.key, row, this->scale, at.first.get());
-    load_lanes<T>(in.value, row, A{1}, at.second.get());
+    load_lanes<T>(in.key, row, at.first.get());
+    load_lanes<T>(in.value, row, at.second.get());
     std::fill_n(at.of_first.get(), heads * channels, A{0});
     std::fill_n(at.of_second.get(), heads * channels, A{0});
     for_each_columns(this->windows, window, heads * width, [&](Columns& columns) {
       this->bias.read_types(columns, at.types.get());
       for (; columns.head < heads; ++columns.head) {
         const int64_t begin = columns.head * channels;
-        multiply_all_columns<T>(columns, in.query, at.first.get() + begin, at.score.get());
-        multiply_all_columns<T>(columns, grad, at.second.get() + begin, at.product.get());
+        multiply_all_columns<T>(columns, in.query, this->scale, at.first.get() + begin,
+                                at.score.get());
+        multiply_all_columns<T>(columns, grad, A{1}, at.second.get() + begin, at.product.get());
         const auto known = [&](int64_t i) {
           const int64_t node = columns.windows.node[columns.begin + i];
           const A* const stats = this->given.stats.at(node, columns.head);

@@ -59,7 +59,7 @@ FASTGRAPH_INLINE int64_t transpose_squares(int64_t c, int64_t width, const Squar
 
 // The channels of all heads of a window's nodes: to[c][lane], and zeros where there is no node.
 template <typename T, typename A = Accumulator<T>>
-void load_lanes(const Heads<const T>& x, int64_t first, A factor, A* to) {
+void load_lanes(const Heads<const T>& x, int64_t first, A* to) {
   const int64_t row = x.heads * x.width, count = std::min<int64_t>(kWindow, x.nodes - first);
   const T* const from = x.data + first * row;
   int64_t c = 0;
@@ -68,7 +68,7 @@ void load_lanes(const Heads<const T>& x, int64_t first, A factor, A* to) {
       constexpr int N = decltype(side)::value;
       Vector<A, N> square[N];
 #pragma GCC unroll 16
-      for (int i = 0; i < N; ++i) square[i] = factor * load<N>(from + (r + i) * row + f);
+      for (int i = 0; i < N; ++i) square[i] = load<N>(from + (r + i) * row + f);
       detail::transpose_square<A, N>(square);
 #pragma GCC unroll 16
       for (int i = 0; i < N; ++i) store<N>(to + (f + i) * kWindow + r, square[i]);
@@ -76,12 +76,12 @@ void load_lanes(const Heads<const T>& x, int64_t first, A factor, A* to) {
   }
   for (; c < row; ++c) {
     for (int64_t i = 0; i < kWindow; ++i) {
-      to[c * kWindow + i] = i < count ? factor * load_one(from + i * row + c) : A{0};
+      to[c * kWindow + i] = i < count ? load_one(from + i * row + c) : A{0};
     }
   }
 }
 
-// The other way.
+// The other way, times a factor.
 template <typename T, typename A = Accumulator<T>>
 void store_lanes(const A* from, A factor, const Heads<T>& x, int64_t first) {
   const int64_t row = x.heads * x.width, count = std::min<int64_t>(kWindow, x.nodes - first);
@@ -126,10 +126,11 @@ struct Columns {
   }
 };
 
-// products[i] = <own, the i-th column's channels of x>, lane by lane.
+// products[i] = factor * <own, the i-th column's channels of x>, lane by lane. The factor comes
+// last: of query and key either may be `own`, and the score of an edge has the same bits.
 template <typename T, int kCount, typename A>
 FASTGRAPH_INLINE void multiply_columns(const Columns& columns, const Heads<const T>& x, int64_t i,
-                                       const A* own, A* products) {
+                                       A factor, const A* own, A* products) {
   const T* rows[kCount];
   BlockOf<A> sum[kCount] = {};
 #pragma GCC unroll 8
@@ -142,29 +143,28 @@ FASTGRAPH_INLINE void multiply_columns(const Columns& columns, const Heads<const
     }
   }
 #pragma GCC unroll 8
-  for (int k = 0; k < kCount; ++k) store<kWindow>(products + (i + k) * kWindow, sum[k]);
+  for (int k = 0; k < kCount; ++k) store<kWindow>(products + (i + k) * kWindow, factor * sum[k]);
 }
 
 template <typename T, int kCount = kAtOnce<Accumulator<T>>, typename A = Accumulator<T>>
-void multiply_all_columns(const Columns& columns, const Heads<const T>& x, const A* own,
+void multiply_all_columns(const Columns& columns, const Heads<const T>& x, A factor, const A* own,
                           A* products, int64_t i = 0) {
   for (; i + kCount <= columns.size(); i += kCount) {
-    multiply_columns<T, kCount>(columns, x, i, own, products);
+    multiply_columns<T, kCount>(columns, x, i, factor, own, products);
   }
   if constexpr (kCount > 1) {
-    multiply_all_columns<T, kCount / 2>(columns, x, own, products, i);
+    multiply_all_columns<T, kCount / 2>(columns, x, factor, own, products, i);
   }
 }
 
-// sums[c] += weights[i] * the channel c of each column. kMasked passes over lanes without an edge:
-// their weights are 0, and 0 times what is not finite is NaN.
+// sums[c] += weights[i] * the channel c of each column. These columns are added up by themselves,
+// as one sum over all columns of a hub would err by their number. kMasked passes over lanes without
+// an edge: their weights are 0, and 0 times what is not finite is NaN.
 template <bool kMasked, int kCount, typename T, typename A>
 FASTGRAPH_INLINE int64_t add_channels(const Columns& columns, const Heads<const T>& x, int64_t c,
                                       const A* weights, A* sums) {
   for (; c + kCount <= x.width; c += kCount) {
-    BlockOf<A> sum[kCount];
-#pragma GCC unroll 8
-    for (int k = 0; k < kCount; ++k) sum[k] = load<kWindow>(sums + (c + k) * kWindow);
+    BlockOf<A> sum[kCount] = {};
     for (int64_t i = 0; i < columns.size(); ++i) {
       const T* row = columns.row(x, i) + c;
       const BlockOf<A> weight = load<kWindow>(weights + i * kWindow);
@@ -176,7 +176,10 @@ FASTGRAPH_INLINE int64_t add_channels(const Columns& columns, const Heads<const 
       }
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < kCount; ++k) store<kWindow>(sums + (c + k) * kWindow, sum[k]);
+    for (int k = 0; k < kCount; ++k) {
+      A* const to = sums + (c + k) * kWindow;
+      store<kWindow>(to, load<kWindow>(to) + sum[k]);
+    }
   }
   if constexpr (kCount > 1) {
     return add_channels<kMasked, kCount / 2>(columns, x, c, weights, sums);
