@@ -10,7 +10,6 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-import torch
 from dgl import random, utils
 from dgl.dataloading.neighbor_sampler import NeighborSampler
 from dgl.heterograph import DGLBlock, DGLGraph
@@ -23,10 +22,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.sampling import sample_layer, unique_and_compact
-
-_FEWEST_OF_ONE_HOP = 1024
-"""Seeds from which on one hop gains on several threads, where DGL draws a block at once."""
+from fastgraph.sampling import neighbor_sample, unique_and_compact
 
 
 def install(patches: Patches) -> None:
@@ -70,9 +66,6 @@ def plan(
     if least < 0 or most >= g.num_nodes():
         wrong = least if least < 0 else most
         raise IndexError(f"seed_nodes must be in [0, {g.num_nodes()}), got {wrong}")
-    is_short = len(fanouts) == 1 and seed_nodes.numel() < _FEWEST_OF_ONE_HOP
-    if is_short and torch.get_num_threads() > 1:
-        return Refusal("one hop from few seeds on several threads, for which DGL is faster")
     if unique_and_compact([seed_nodes])[0].numel() < seed_nodes.numel():
         return Refusal("seeds that come twice")
     structure = structure_of(g._graph)
@@ -89,25 +82,25 @@ def _blocks(
     blocks: list[Any] = []
     seeds, dst = output_nodes.to(index.dtype), output_nodes  # as DGL has numbers of nodes
     for fanout in reversed(fanouts):
-        drawn = sample_layer(
+        drawn = neighbor_sample(
             *(structure.ptr, index, seeds, [fanout]),
             replace=replace,
             random_seed=int(random.choice(2**62, 1)),
         )
-        seeds, (_, rows) = unique_and_compact([seeds, drawn.row])
-        ids = drawn.edge if structure.edge_ids is None else structure.edge_ids[drawn.edge]
+        assert drawn.edge is not None
+        ids, seeds = drawn.edge, drawn.node
+        if structure.edge_ids is not None:
+            ids = structure.edge_ids.index_select(0, ids)  # in a fifth of the time of [ids]
         src = seeds.to(g.idtype)
-        blocks.insert(0, _block(g, src, dst, drawn.colptr, rows, ids))
+        blocks.insert(0, _block(g, src, dst, drawn.row, drawn.col, ids))
         dst = src
     return dst, output_nodes, blocks
 
 
-def _block(g: Any, src: Tensor, dst: Tensor, colptr: Tensor, rows: Tensor, ids: Tensor) -> Any:
+def _block(g: Any, src: Tensor, dst: Tensor, row: Tensor, col: Tensor, ids: Tensor) -> Any:
     """A block with the features of a graph, as ``dgl.to_block`` makes it."""
-    ends = torch.arange(dst.numel(), dtype=g.idtype).repeat_interleave(colptr.diff())
-    index = create_unitgraph_from_coo(
-        *(2, src.numel(), dst.numel(), rows.to(g.idtype), ends), ["coo", "csr", "csc"]
-    )
+    ends = row.to(g.idtype), col.to(g.idtype)
+    index = create_unitgraph_from_coo(2, src.numel(), dst.numel(), *ends, ["coo", "csr", "csc"])
     block = DGLBlock(index, (g.ntypes, g.ntypes), g.etypes)
     utils.set_new_frames(
         block,
