@@ -35,7 +35,8 @@ int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes);
 int64_t head_panel_channels(const Csr& graph, int64_t heads, int64_t channels, int64_t item_bytes);
 
 // For tests and measurements: panels of so many channels, or none (-1), whatever the matrix is, in
-// all calls from now on; 0 leaves it to the rules again. Sums do not depend on it.
+// all calls from now on, but for what GAT takes with heads side by side; 0 leaves it to the rules
+// again. Sums do not depend on it.
 void force_panels(int64_t channels);
 
 // Memory for one panel at a time.
