@@ -90,7 +90,7 @@ def _blocks(
         assert drawn.edge is not None
         ids, seeds = drawn.edge, drawn.node
         if structure.edge_ids is not None:
-            ids = structure.edge_ids.index_select(0, ids)  # in a fifth of the time of [ids]
+            ids = structure.edge_ids.index_select(0, ids)  # takes less time than [ids]
         src = seeds.to(g.idtype)
         blocks.insert(0, _block(g, src, dst, drawn.row, drawn.col, ids))
         dst = src

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastgraph.graphs.graph import Csr, Graph, beside, normal_mode
 from fastgraph.graphs.memo import MEMO
+from fastgraph.graphs.offsets import offsets_of
 
 ROWS = 16
 
@@ -100,10 +101,10 @@ def windows_of(rows: Csr) -> Windows:
     window = column // (most * copies)
     of_windows = torch.bincount(window, minlength=-(-num_rows // ROWS))
     return Windows(
-        _offsets(of_windows),
+        offsets_of(of_windows),
         (column // copies % most).int(),
         lanes.int(),
-        _offsets(counts),
+        offsets_of(counts),
         edge.int(),
     )
 
@@ -111,8 +112,4 @@ def windows_of(rows: Csr) -> Windows:
 def _numbers_within(key: Tensor) -> Tensor:
     """The number of each among equal ones, which follow each other."""
     _, group, counts = key.unique_consecutive(return_inverse=True, return_counts=True)
-    return torch.arange(len(key), device="cpu") - _offsets(counts)[group]
-
-
-def _offsets(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return torch.arange(len(key), device="cpu") - offsets_of(counts)[group]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastgraph.graphs.offsets import offsets_of
 from fastgraph.machine.processor import second_cache
-from fastgraph.nn.dual_pattern import EDGE, DualPattern, offsets_of
+from fastgraph.nn.dual_pattern import EDGE, DualPattern
 from fastgraph.sampling.clusters import cluster
 
 SHARE_OF_CACHE = 0.8

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import MEMO
+from fastgraph.graphs.offsets import offsets_of
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
 from fastgraph.nn.shortest_paths import distances_in_ranges, nodes_within
 
@@ -108,6 +109,12 @@ class DualPattern:
     def num_entries(self) -> int:
         """Pairs that attend to each other along edges."""
         return len(self.sources)
+
+    @property
+    def queries(self) -> Tensor:
+        """Which row attends, of each entry, int64 ``[entries]``."""
+        rows = torch.arange(self.num_rows, device=self.ptr.device)
+        return rows.repeat_interleave(self.ptr.diff(), output_size=self.num_entries)
 
     @property
     def nbytes(self) -> int:
@@ -222,8 +229,8 @@ class DualPattern:
         return self._conditions[key]
 
     def _conditions_one_by_one(self, layers: int, budget: int) -> list[Conditions]:
-        ptr, sources, types = (x.cpu() for x in (self.ptr, self.sources, self.types))
-        attending = torch.arange(len(ptr) - 1).repeat_interleave(ptr.diff())
+        tensors = self.ptr, self.sources, self.types, self.queries
+        ptr, sources, types, attending = (x.cpu() for x in tensors)
         found, first = [], 0
         for size in self.sizes:
             own = slice(int(ptr[first]), int(ptr[first + size]))
@@ -425,11 +432,6 @@ def refuse_beside_pattern(**given: object) -> None:
         if value is not None:
             got = "a tensor" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"{name}: expected None beside a pattern, which has one, got {got}")
-
-
-def offsets_of(counts: Tensor) -> Tensor:
-    """Where parts of these sizes begin and end, ``[parts + 1]``."""
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def without_rows(

@@ -7,7 +7,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from fastgraph.nn.dual_pattern import EDGE, DualPattern, offsets_of, refuse_beside_pattern
+from fastgraph.graphs.offsets import offsets_of
+from fastgraph.nn.dual_pattern import EDGE, DualPattern, refuse_beside_pattern
 from fastgraph.nn.transformer_layer import TransformerLayer
 
 

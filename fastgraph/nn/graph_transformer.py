@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from fastgraph.nn.dual_pattern import DualPattern
@@ -143,7 +142,5 @@ class GraphTransformer(GraphModel):
 
 def _means(h: Tensor, pattern: DualPattern) -> Tensor:
     """The mean of the nodes of each graph, ``[graphs, channels]``."""
-    sizes = pattern.offsets.diff()
-    graph = torch.arange(pattern.num_graphs, device=h.device).repeat_interleave(sizes)
-    sums = h.new_zeros(pattern.num_graphs, h.shape[1]).index_add(0, graph, h)
-    return sums / sizes.clamp(min=1).unsqueeze(1)
+    sums = h.new_zeros(pattern.num_graphs, h.shape[1]).index_add(0, pattern.graph_of_nodes, h)
+    return sums / pattern.offsets.diff().clamp(min=1).unsqueeze(1)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.nn.dual_pattern import DualPattern, entries_of, offsets_of
+from fastgraph.graphs.offsets import offsets_of
+from fastgraph.nn.dual_pattern import DualPattern, entries_of
 from fastgraph.nn.sub_blocks import Reformed
 
 LONGEST_PERIOD = 64

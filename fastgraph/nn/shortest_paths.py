@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastgraph.graphs.offsets import offsets_of
 from fastgraph.sampling.native_calls import call_native
 
 LONGEST = 254
@@ -95,7 +96,7 @@ def distances_of_pairs(
         )
     order = queries.argsort(stable=True)
     counts = torch.bincount(queries, minlength=num_rows)
-    entry_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    entry_ptr = offsets_of(counts)
     in_order = torch.empty(len(keys), dtype=torch.uint8)
     ordered = keys[order].contiguous()
     call_native("distances_of_entries", ptr, sources, entry_ptr, ordered, longest, in_order)

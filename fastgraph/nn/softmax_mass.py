@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.nn.dual_pattern import DualPattern, offsets_of
+from fastgraph.graphs.offsets import offsets_of
+from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.sub_blocks import Grid
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastgraph.graphs.offsets import offsets_of
 from fastgraph.nn.clusters import Clusters
-from fastgraph.nn.dual_pattern import EDGE, OTHER, DualPattern, offsets_of
+from fastgraph.nn.dual_pattern import EDGE, OTHER, DualPattern
 
 TYPED_PAIRS = 1 << 22
 """The types of what is invented are looked for among so many pairs at once."""
@@ -103,10 +104,8 @@ class Grid:
         self._sizes = torch.tensor(pattern.sizes, dtype=torch.int64, device=device)
         self._cells = offsets_of(self._across[self._queries] * self._across[self._keys])
 
-        attending = torch.arange(pattern.num_rows, device=device)
-        attending = attending.repeat_interleave(pattern.ptr.diff())
         self.is_edge = pattern.types == EDGE
-        query, key = attending[self.is_edge], pattern.sources[self.is_edge]
+        query, key = pattern.queries[self.is_edge], pattern.sources[self.is_edge]
         graph = pattern.graph_of_nodes[query]
         one, other = clusters.cluster[query], clusters.cluster[key]
         self.query = query
@@ -234,9 +233,7 @@ class Grid:
         dropped = self.is_dropped(cells, is_moved)
         stays = torch.ones_like(self.is_edge)
         stays[self.is_edge] = ~dropped
-        attending = torch.arange(pattern.num_rows, device=stays.device)
-        attending = attending.repeat_interleave(pattern.ptr.diff())
-        before = attending * rows + pattern.sources
+        before = pattern.queries * rows + pattern.sources
         keys, types, invented = before[stays], pattern.types[stays], before[:0]
         if full is not None:
             invented = (full[0] * rows + full[1]).sort().values

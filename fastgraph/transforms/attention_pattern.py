@@ -42,9 +42,7 @@ class AttentionPattern(BaseTransform):  # type: ignore[misc]  # PyG has no types
     def forward(self, data: Data) -> Data:
         """The same graph with ``attn_index`` and ``attn_type``."""
         pattern = pattern_of(data, path=self.path, hops=self.hops)
-        rows = torch.arange(pattern.num_nodes, device=pattern.ptr.device)
-        queries = rows.repeat_interleave(pattern.ptr.diff())
-        data.attn_index = torch.stack([pattern.sources, queries])
+        data.attn_index = torch.stack([pattern.sources, pattern.queries])
         data.attn_type = pattern.types
         return data
 
