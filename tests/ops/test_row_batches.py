@@ -152,6 +152,22 @@ def test_more_heads_are_taken_by_other_kernels(level: None) -> None:
     torch.testing.assert_close(of_all, of_most)
 
 
+@pytest.mark.parametrize(
+    ("heads", "channels", "is_batch"), [(8, 8, True), (8, 17, False), (7, 8, False)]
+)
+@pytest.mark.parametrize("name", ["gatv2", "attention"])
+def test_long_rows_of_narrow_heads_are_batches(
+    name: str, heads: int, channels: int, is_batch: bool, level: None
+) -> None:
+    """More heads than batches have are taken by blocks, which add up in another order."""
+    case = _mixed([700])
+    inputs = [t.float() for t in inputs_of(name, case, MOST_HEADS + 4, channels)]
+    by_blocks = operator(name)(*inputs, case.edge_index)[:, :heads]
+    found = operator(name)(*(t[:, :heads] for t in inputs), case.edge_index)
+    assert torch.equal(found, by_blocks) != is_batch
+    torch.testing.assert_close(found, by_blocks)
+
+
 @pytest.mark.parametrize("shape", [(8, 8), (7, 4)], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_row_does_not_depend_on_those_beside_it(
