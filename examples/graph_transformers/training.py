@@ -1,4 +1,4 @@
-"""What the examples share: their arguments, a graph, and the way in which TorchGT trains."""
+"""The arguments, the graph and the training that the examples share, as TorchGT trains."""
 
 from __future__ import annotations
 
