@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.partition import partition, symmetric
-from fastgraph.nn.arguments import check_integers
+from fastgraph.layers.arguments import check_integers
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from fastgraph.nn.arguments import check_choices, check_integers, check_kinds
+from fastgraph.layers.arguments import check_choices, check_integers, check_kinds
 
 FACTORS = (0.0, 1.0, 1.5, 5.0, 7.0, 10.0, math.inf)
 """Of the density of the graph, for 8 clusters; the last one stands for a density of 1."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.nn.arguments import check_heads, check_integers, check_kinds
+from fastgraph.layers.arguments import check_heads, check_integers, check_kinds
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.reformation import Reformation
 from fastgraph.nn.sub_blocks import Reformed

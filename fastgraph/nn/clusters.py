@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.offsets import offsets_of
+from fastgraph.layers.arguments import check_integers
 from fastgraph.machine.processor import second_cache
-from fastgraph.nn.arguments import check_integers
 from fastgraph.nn.dual_pattern import EDGE, DualPattern
 from fastgraph.sampling.clusters import cluster
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastgraph.layers.arguments import check_edges, check_flags, check_integers
 from fastgraph.nn.answer import Answer
-from fastgraph.nn.arguments import check_edges, check_flags, check_integers
 
 BUDGET = 1 << 25
 """Default of what searches for one answer may touch: about ten seconds at most. All sets of 26

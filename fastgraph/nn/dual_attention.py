@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastgraph import ops
 from fastgraph.graphs.memo import remembered
-from fastgraph.nn.arguments import (
+from fastgraph.layers.arguments import (
     check_choices,
     check_flags,
     check_heads,

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import MEMO
 from fastgraph.graphs.offsets import offsets_of
-from fastgraph.nn.arguments import check_edges, check_flags, check_integers, check_kinds
+from fastgraph.layers.arguments import check_edges, check_flags, check_integers, check_kinds
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
 from fastgraph.nn.shortest_paths import distances_in_ranges, nodes_within
 

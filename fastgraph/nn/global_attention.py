@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fastgraph.sparse as fgs
-from fastgraph.nn.arguments import check_integers, check_numbers
+from fastgraph.layers.arguments import check_integers, check_numbers
 from fastgraph.ops.library import is_defined_by, reduces_on_ranks
 from fastgraph.sparse import SparseMatrix
 

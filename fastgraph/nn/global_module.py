@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.arguments import check_choices, check_integers, check_kinds, check_rates
+from fastgraph.layers.arguments import check_choices, check_integers, check_kinds, check_rates
 from fastgraph.nn.codebook import Codebook
 from fastgraph.nn.large_gt_release import VARIANTS
 from fastgraph.nn.ranks import Ranks

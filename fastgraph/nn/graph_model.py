@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastgraph.graphs.offsets import offsets_of
-from fastgraph.nn.arguments import check_choices, check_integers
+from fastgraph.layers.arguments import check_choices, check_integers
 from fastgraph.nn.dual_pattern import EDGE, DualPattern, refuse_beside_pattern
 from fastgraph.nn.transformer_layer import TransformerLayer
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from fastgraph.nn.arguments import check_integers
+from fastgraph.layers.arguments import check_integers
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.graph_model import GraphModel
 from fastgraph.nn.positions import with_random_signs

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.arguments import check_integers, check_probabilities
+from fastgraph.layers.arguments import check_integers, check_probabilities
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.graph_model import GraphModel
 from fastgraph.nn.transformer_layer import TransformerLayer

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastgraph.nn.arguments import (
+from fastgraph.layers.arguments import (
     check_choices,
     check_integers,
     check_kinds,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from fastgraph.nn.arguments import check_integers, check_kinds, check_numbers
+from fastgraph.layers.arguments import check_integers, check_kinds, check_numbers
 
 
 def polynomial_decay(

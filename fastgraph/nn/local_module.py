@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.arguments import check_choices, check_integers, check_probabilities
+from fastgraph.layers.arguments import check_choices, check_integers, check_probabilities
 from fastgraph.nn.large_gt_release import VARIANTS, ReleaseEncoderLayer, initialise
 from fastgraph.nn.token_attention import attend
 

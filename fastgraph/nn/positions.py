@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastgraph.nn.arguments import check_kinds
+from fastgraph.layers.arguments import check_kinds
 from fastgraph.ops.gcn import gcn
 
 

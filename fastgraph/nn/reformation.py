@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.graphs.graph import normal_mode
-from fastgraph.nn.arguments import check_choices, check_integers, check_numbers
+from fastgraph.layers.arguments import check_choices, check_integers, check_numbers
 from fastgraph.nn.auto_tuner import START, AutoTuner, densities
 from fastgraph.nn.clusters import (
     Clusters,

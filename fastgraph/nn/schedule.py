@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fastgraph.nn.arguments import check_choices, check_integers, check_numbers
+from fastgraph.layers.arguments import check_choices, check_integers, check_numbers
 
 ROUNDING = 1e-14
 """Of a period, relative: some operations in double precision, each of 1e-16."""

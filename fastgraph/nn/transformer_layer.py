@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.arguments import (
+from fastgraph.layers.arguments import (
     check_choices,
     check_flags,
     check_integers,

@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from fastgraph.nn.arguments import check_flags, check_integers
+from fastgraph.layers.arguments import check_flags, check_integers
 from fastgraph.nn.dual_pattern import LONGEST
 from fastgraph.transforms.graph_of import pattern_of
 

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from fastgraph.nn.arguments import check_integers
+from fastgraph.layers.arguments import check_integers
 from fastgraph.reordering import reorder
 from fastgraph.transforms.graph_of import graph_of
 from fastgraph.transforms.shortest_paths import DISTANCE

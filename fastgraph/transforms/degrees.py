@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from fastgraph.nn.arguments import check_integers
+from fastgraph.layers.arguments import check_integers
 from fastgraph.nn.graph_model import degrees
 from fastgraph.transforms.graph_of import pattern_of
 

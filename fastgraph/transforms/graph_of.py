@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from fastgraph.nn.arguments import check_edges
+from fastgraph.layers.arguments import check_edges
 from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
 
 

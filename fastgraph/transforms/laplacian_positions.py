@@ -9,7 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, BaseTransform
 from torch_geometric.utils import to_undirected
 
-from fastgraph.nn.arguments import check_integers, check_kinds
+from fastgraph.layers.arguments import check_integers, check_kinds
 from fastgraph.transforms.graph_of import graph_of
 
 

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from fastgraph.nn.arguments import check_integers, check_kinds
+from fastgraph.layers.arguments import check_integers, check_kinds
 from fastgraph.nn.shortest_paths import LONGEST, distances_in_ranges, distances_of_pairs
 from fastgraph.transforms.graph_of import graph_of, pattern_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks.own_device import HOST
-from fastgraph.nn.arguments import check_integers, check_kinds
+from fastgraph.layers.arguments import check_integers, check_kinds
 from fastgraph.sampling.clusters import PartitionError as PartitionError
 from fastgraph.sampling.clusters import parts_by_metis
 from fastgraph.sampling.clusters import symmetric as symmetric

@@ -1,4 +1,4 @@
-"""Checks of what layers, models and transforms are given besides the values of tensors."""
+"""Checks of what layers, models and functions are given besides the values of tensors."""
 
 from __future__ import annotations
 
