@@ -4,9 +4,9 @@
 
 Whole layers, and of those whose messages are edge programs ``propagate`` alone as well. Times are
 by the processor's clock on one thread, upstream and ours in turns, those of short passes behind
-another forward pass on the same side. Cells go to the record, a line each, as soon as they are
-known, and a run leaves out those that are there. What the record holds is written beside it as
-``.json`` and ``.md``.
+another forward pass on the same side. What upstream has no memory for is left out. Cells go to the
+record, a line each, as soon as they are known, and a run leaves out those that are there. What the
+record holds is written beside it as ``.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 from rich.console import Console
 
 from measure.output import RESULTS, Record, write_to
@@ -59,6 +60,7 @@ def main(
     kept = Record(record or RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-any-message-graphs.jsonl")
     kept.mend()
     cells = {_place(cell): cell for cell in kept.lines("cell")}
+    left_out: dict[str, None] = {}
     end = time.monotonic() + (float("inf") if budget is None else budget)
     for graph in graphs.split(","):
         for width in map(int, channels.split(",")):
@@ -66,6 +68,9 @@ def main(
             for name in names:
                 for part in parts.split(","):
                     if (graph, width, name, part) in cells or time.monotonic() > end:
+                        continue
+                    if bench.least_memory(name) > 0.8 * psutil.virtual_memory().available:
+                        left_out[f"{name} on {graph} with {width} channels"] = None
                         continue
                     cell = bench.cell(name, part, of_programs=not every)
                     if cell is not None:
@@ -76,6 +81,7 @@ def main(
         "command": shlex.join(["python", "benchmarks/any_message.py", *sys.argv[1:]]),
         "machine": machine_facts(1),
         "cells": list(cells.values()),
+        "left_out": list(left_out),
     }
     console.print(f"written to {write_to(kept.stem, results, markdown(results))}")
 

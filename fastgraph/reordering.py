@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.partition import partition, symmetric
+from fastgraph.layers.arguments import check_integers
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -164,10 +165,10 @@ def _check_nodes(name: str, value: Tensor, num_nodes: int) -> None:
 def _permutation(
     edge_index: Tensor, num_nodes: int, order: str | Tensor, num_clusters: int | None
 ) -> Tensor:
-    if num_clusters is not None and (order != "cluster" or num_clusters < 1):
+    check_integers(or_none=True, num_clusters=num_clusters)
+    if num_clusters is not None and order != "cluster":
         raise ValueError(
-            f"num_clusters must be an integer above 0, with the order 'cluster', got "
-            f"{num_clusters} with {order!r}"
+            f"num_clusters must be with the order 'cluster', got {num_clusters} with {order!r}"
         )
     if isinstance(order, Tensor):
         fits = order.dtype == torch.int64 and order.shape == (num_nodes,)

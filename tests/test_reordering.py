@@ -142,7 +142,8 @@ def test_a_graph_without_edges(order: str) -> None:
         ({"order": torch.arange(3)}, "order must be a permutation of 120 nodes, int64 [120], got"),
         ({"order": torch.zeros(120).long()}, "order must be a permutation of 120 nodes"),
         ({"order": "rcm", "num_clusters": 2}, "got 2 with 'rcm'"),
-        ({"num_clusters": 0}, "num_clusters must be an integer above 0"),
+        ({"num_clusters": 0}, "num_clusters: expected an integer of at least 1 or None, got 0"),
+        ({"num_clusters": "2"}, "num_clusters: expected an integer of at least 1 or None, got '2'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -38,6 +38,9 @@ _MADE: dict[str, Callable[[], GraphData]] = {
 """Graphs that are generated: a batch of 128 molecules, and a sparse one of 38,000 nodes."""
 
 _SIDES = ("plain", "ours")
+
+_WITH_MATRICES = ("FastRGCNConv", "RGATConv", "NNConv")
+"""Configurations of which upstream stores a matrix for each edge, and its gradient."""
 _LEAST, _MOST = 2, 15
 
 _SHORT = 0.05
@@ -81,6 +84,12 @@ class Bench:
         self._graph, self._channels, self._seconds = graph, channels, seconds
         self._data: GraphData | None = None
 
+    def least_memory(self, name: str) -> int:
+        """Bytes that upstream needs at least for both passes of a configuration; 0 if not known."""
+        if name not in _WITH_MATRICES:
+            return 0
+        return 2 * 4 * self._channels**2 * self._graph_data().num_edges
+
     def cell(self, name: str, part: str, *, of_programs: bool) -> dict[str, Any] | None:
         """The times and the memory of a configuration.
 
@@ -97,17 +106,16 @@ class Bench:
         programs = computed_by_programs(name)
         if programs is None or (not programs and (of_programs or part == "propagate")):
             return None
-        if self._data is None:
-            self._data = _MADE[self._graph]() if self._graph in _MADE else load(self._graph)
-        step, layer = _made(config, self._data, self._channels, alone=part == "propagate")
+        data = self._graph_data()
+        step, layer = _made(config, data, self._channels, alone=part == "propagate")
         memory, difference = _first(step)
         with _side("ours"):
             step.forward()
             multiplied = multiplications(layer)
         return {
             "graph": self._graph,
-            "nodes": self._data.num_nodes,
-            "edges": self._data.num_edges,
+            "nodes": data.num_nodes,
+            "edges": data.num_edges,
             "channels": self._channels,
             "configuration": name,
             "part": part,
@@ -119,6 +127,11 @@ class Bench:
             "memory": memory,
             "difference": difference,
         }
+
+    def _graph_data(self) -> GraphData:
+        if self._data is None:
+            self._data = _MADE[self._graph]() if self._graph in _MADE else load(self._graph)
+        return self._data
 
     def _times(self, step: Step) -> dict[str, Any]:
         """Milliseconds of both passes."""

@@ -109,6 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             *_table(group),
         ]
+    if results.get("left_out"):
+        lines += ["Upstream has no memory for " + ", ".join(results["left_out"]) + ".", ""]
     return "\n".join([*lines, *machine_lines(results["machine"])])
 
 

@@ -18,9 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import training
-from torch_geometric.data import Data
-from torch_geometric.transforms import Compose, RandomNodeSplit, ToUndirected
-from torch_geometric.utils import stochastic_blockmodel_graph
+from torch_geometric.transforms import Compose
 
 from fastgraph.nn import Graphormer
 from fastgraph.transforms import AttentionPattern, ClusterOrder, Degrees
@@ -36,21 +34,10 @@ parser.add_argument("--nodes", type=int, default=1200, help="of a generated grap
 training.add_arguments(parser, epochs=100, warm_up=5)
 args = parser.parse_args()
 
-
-def generated(num_nodes: int, num_classes: int = 4) -> tuple[Data, int]:
-    """Classes that have more edges within than between, and features that say little."""
-    sizes = [num_nodes // num_classes] * num_classes
-    chances = torch.full((num_classes, num_classes), 0.002).fill_diagonal_(0.02)
-    y = torch.arange(num_classes).repeat_interleave(torch.tensor(sizes))
-    x = torch.randn(len(y), 16) + 0.5 * torch.randn(num_classes, 16)[y]
-    data = Data(x=x, y=y, edge_index=stochastic_blockmodel_graph(sizes, chances))
-    return RandomNodeSplit(num_val=0.2, num_test=0.2)(ToUndirected()(data)), num_classes
-
-
 torch.manual_seed(args.seed)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 given = args.dataset and data_loading.load(args.dataset, args.root)
-data, num_classes = given or generated(args.nodes)
+data, num_classes = given or training.generated(args.nodes)
 ready = Compose([ClusterOrder(), AttentionPattern(args.hops), Degrees()])
 data = ready(data).to(device)
 model = Graphormer.slim(

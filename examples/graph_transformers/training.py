@@ -1,4 +1,4 @@
-"""The arguments of both examples, and the way in which TorchGT trains."""
+"""The arguments, the graph and the training that the examples share, as TorchGT trains."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.transforms import RandomNodeSplit, ToUndirected
+from torch_geometric.utils import stochastic_blockmodel_graph
 
 from fastgraph.nn import Schedule, polynomial_decay
 
@@ -24,6 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser, *, epochs: int, warm_up: int)
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--checkpoint", action="store_true", help="keep no activations of layers")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def generated(num_nodes: int, num_classes: int = 4) -> tuple[Data, int]:
+    """Classes that have more edges within than between, and features that say little."""
+    sizes = [num_nodes // num_classes] * num_classes
+    chances = torch.full((num_classes, num_classes), 0.002).fill_diagonal_(0.02)
+    y = torch.arange(num_classes).repeat_interleave(torch.tensor(sizes))
+    x = torch.randn(len(y), 16) + 0.5 * torch.randn(num_classes, 16)[y]
+    data = Data(x=x, y=y, edge_index=stochastic_blockmodel_graph(sizes, chances))
+    return RandomNodeSplit(num_val=0.2, num_test=0.2)(ToUndirected()(data)), num_classes
 
 
 def schedule_of(period: int) -> Schedule:

@@ -49,8 +49,15 @@ gain, narrow ones too, is that edges are grouped here in less time than DGL take
 FEW = 3
 """Up to so many channels, a message is less than what it takes to find the edges of a new graph."""
 
-FEW_TIMES = {TYPED_ATTENTION: 256, RELATIONS: 256, EDGE_ATTENTION: 256, WEIGHTED_SUM: 16}
-"""How many times as many edges there must be then, where edges have types, features or weights."""
+FEW_TIMES = {
+    TYPED_ATTENTION: 256,
+    RELATIONS: 256,
+    EDGE_ATTENTION: 256,
+    POOLING: 512,
+    WEIGHTED_SUM: 16,
+}
+"""How many times as many edges there must be then, where edges have types, features or weights, or
+where maxima of them are taken."""
 
 WIDE_EXTREMUM = 64
 """The channels from which on extrema of the features of sources gain.

@@ -8,6 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from fastgraph.layers.arguments import check_choices, check_integers, check_kinds
+
 FACTORS = (0.0, 1.0, 1.5, 5.0, 7.0, 10.0, math.inf)
 """Of the density of the graph, for 8 clusters; the last one stands for a density of 1."""
 
@@ -52,10 +54,10 @@ class AutoTuner:
     def __init__(
         self, *, delta: int = 10, sign: str = "text", group: dist.ProcessGroup | None = None
     ) -> None:
-        if type(delta) is not int or delta < 1:
-            raise ValueError(f"delta: expected an integer of at least 1, got {delta!r}")
-        if sign not in ("text", "printed"):
-            raise ValueError(f"sign: expected 'text' or 'printed', got {sign!r}")
+        check_integers(delta=delta)
+        if group is not None:  # torch may be built without distribution
+            check_kinds(dist.ProcessGroup, group=group)
+        check_choices(sign=(sign, ("text", "printed")))
         self.delta, self.sign, self._group = delta, sign, group
         self.index = START
         self.average: float | None = None

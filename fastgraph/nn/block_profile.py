@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastgraph import ops
+from fastgraph.layers.arguments import check_heads, check_integers, check_kinds
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.reformation import Reformation
 from fastgraph.nn.sub_blocks import Reformed
@@ -53,12 +54,13 @@ def fastest_block(
         seed: of the random queries, keys and values.
 
     Raises:
+        TypeError: ``pattern`` is none.
         ValueError: an argument is out of its range.
     """
-    if heads < 1 or channels < 1 or channels % heads:
-        raise ValueError(f"channels: expected a multiple of heads, {heads}, got {channels}")
-    if repeats < 1:
-        raise ValueError(f"repeats: expected at least 1, got {repeats}")
+    check_kinds(DualPattern, pattern=pattern)
+    check_heads(channels, heads)
+    check_integers(repeats=repeats)
+    check_integers(0, seed=seed)
     draw = torch.Generator().manual_seed(seed)
     device, shape = pattern.ptr.device, (3, pattern.num_rows, heads, channels // heads)
     operands = torch.randn(shape, generator=draw).to(device).requires_grad_()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.offsets import offsets_of
+from fastgraph.layers.arguments import check_integers
 from fastgraph.machine.processor import second_cache
 from fastgraph.nn.dual_pattern import EDGE, DualPattern
 from fastgraph.sampling.clusters import cluster
@@ -53,7 +54,13 @@ def clusters_of_cache(nodes: int, row_bytes: int, cache: int | None = None) -> i
         nodes: of the graph.
         row_bytes: of the keys of a node, all heads together; values have as many.
         cache: bytes; default: the second cache of a core, or a MiB where that is not known.
+
+    Raises:
+        ValueError: an argument is no integer in its range.
     """
+    check_integers(0, nodes=nodes)
+    check_integers(row_bytes=row_bytes)
+    check_integers(or_none=True, cache=cache)
     available = SHARE_OF_CACHE * ((second_cache() or USUAL_CACHE) if cache is None else cache)
     of_cluster = int(available // (2 * row_bytes))  # nodes
     return min(max(-(-nodes // max(of_cluster, 1)), 1), max(nodes, 1))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastgraph.graphs.splitmix64 import GOLDEN, mixed
 from fastgraph.nn.batch_norm import BatchNorm
 from fastgraph.nn.ranks import Ranks
 
@@ -159,7 +160,8 @@ class Codebook(nn.Module):
             return None
         place = dead.cumsum(0) - 1
         revived = dead & (place < len(n_id))
-        chosen = _hashed(n_id, self.steps).argsort(stable=True)[place[revived]] - first
+        drawn = mixed(n_id + (self.steps + 1) * GOLDEN).argsort(stable=True)
+        chosen = drawn[place[revived]] - first
         mine = (chosen >= 0) & (chosen < len(x))
         new = x.new_zeros(len(chosen), x.shape[1])
         new[mine] = x[chosen[mine]]
@@ -243,11 +245,3 @@ class Codebook(nn.Module):
     def extra_repr(self) -> str:
         """The sizes, as they are printed."""
         return f"{self.num_nodes}, {self.num_centroids}, {self.rows.shape[1]}"
-
-
-def _hashed(n_id: Tensor, step: Tensor) -> Tensor:
-    """A pseudo-random int64 of each node in a step (the finaliser of SplitMix64)."""
-    h = n_id + (step + 1) * 0x1E3779B97F4A7C15
-    for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
-        h = (h ^ (h >> shift)) * factor
-    return h ^ (h >> 31)

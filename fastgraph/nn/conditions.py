@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastgraph.layers.arguments import check_edges, check_flags, check_integers
 from fastgraph.nn.answer import Answer
 
 BUDGET = 1 << 25
@@ -88,10 +89,14 @@ def conditions(
         The answers.
 
     Raises:
+        TypeError: ``index`` is no tensor, or an option no bool.
         ValueError: ``index`` has another shape or dtype, or a number is out of its range.
         IndexError: ``index`` points outside the nodes.
     """
-    _check(index, num_nodes, layers, budget)
+    check_edges(num_nodes, index=index)
+    check_integers(layers=layers)
+    check_integers(0, budget=budget)
+    check_flags(token=token, self_loops=self_loops)
     # These need NumPy and NetworkX, which take long to import.
     from fastgraph.nn.adjacency import Adjacency
     from fastgraph.nn.hamiltonian import hamiltonian_path
@@ -118,20 +123,3 @@ def _self_attention(
     if len(without):
         return Answer("no", f"{len(without)} of {num_nodes} nodes have no self-loop", without)
     return Answer("yes", "every node has a self-loop", loops)
-
-
-def _check(index: Tensor, num_nodes: int, layers: int, budget: int) -> None:
-    if index.dtype not in (torch.int64, torch.int32) or index.dim() != 2 or len(index) != 2:
-        raise ValueError(
-            f"index: expected int64 or int32 [2, E], got {index.dtype} {list(index.shape)}"
-        )
-    for name, value, least in (
-        ("num_nodes", num_nodes, 0),
-        ("layers", layers, 1),
-        ("budget", budget, 0),
-    ):
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_nodes:
-        bad = int(index[(index < 0) | (index >= num_nodes)][0])
-        raise IndexError(f"index: expected nodes of 0 to {num_nodes - 1}, got {bad}")

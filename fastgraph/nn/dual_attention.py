@@ -12,6 +12,14 @@ from torch import Tensor, nn
 
 from fastgraph import ops
 from fastgraph.graphs.memo import remembered
+from fastgraph.layers.arguments import (
+    check_choices,
+    check_flags,
+    check_heads,
+    check_integers,
+    check_kinds,
+    check_rates,
+)
 from fastgraph.nn.conditions import Conditions
 from fastgraph.nn.dual_pattern import (
     LONGEST,
@@ -109,7 +117,7 @@ class DualInterleavedAttention(nn.Module):
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: ``schedule`` or ``reformation`` is none.
+        TypeError: ``schedule`` or ``reformation`` is none, or an option no bool.
     """
 
     def __init__(
@@ -130,25 +138,18 @@ class DualInterleavedAttention(nn.Module):
         reformation: Reformation | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1 or channels < 1 or channels % heads:
-            raise ValueError(f"channels: expected a multiple of heads, {heads}, got {channels}")
-        if policy not in ("union", "paper"):
-            raise ValueError(f"policy: expected 'union' or 'paper', got {policy!r}")
-        if layers < 1:
-            raise ValueError(f"layers: expected at least 1, got {layers}")
-        if not 0 <= layer < layers:
-            raise ValueError(f"layer: expected 0 to {layers - 1}, got {layer}")
-        if not 1 <= hops <= LONGEST or (hops > 1 and not type_bias):
-            allowed = f"1 to {LONGEST}" if type_bias else "1 without type_bias"
-            raise ValueError(f"hops: expected {allowed}, got {hops}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected a rate from 0 to below 1, got {dropout}")
-        if schedule is not None and not isinstance(schedule, Schedule):
-            raise TypeError(f"schedule: expected a Schedule or None, got {schedule!r}")
-        if reformation is not None and not isinstance(reformation, Reformation):
-            raise TypeError(f"reformation: expected a Reformation or None, got {reformation!r}")
-        if type(max_pairs) is not int or max_pairs < 0:
-            raise ValueError(f"max_pairs: expected an integer of at least 0, got {max_pairs!r}")
+        check_heads(channels, heads)
+        check_choices(policy=(policy, ("union", "paper")))
+        check_integers(layers=layers)
+        check_integers(0, layers - 1, layer=layer)
+        check_flags(path=path, bias=bias, type_bias=type_bias)
+        check_integers(1, LONGEST, hops=hops)
+        if hops > 1 and not type_bias:
+            raise ValueError(f"hops: expected 1 without type_bias, got {hops}")
+        check_rates(dropout=dropout)
+        check_kinds(Schedule, or_none=True, schedule=schedule)
+        check_kinds(Reformation, or_none=True, reformation=reformation)
+        check_integers(0, max_pairs=max_pairs)
         if schedule is None and policy == "union" and not path:
             schedule = Schedule("layer", layers)
         self.channels, self.heads, self.policy, self.schedule = channels, heads, policy, schedule

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import MEMO
 from fastgraph.graphs.offsets import offsets_of
+from fastgraph.layers.arguments import check_edges, check_flags, check_integers, check_kinds
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
 from fastgraph.nn.shortest_paths import distances_in_ranges, nodes_within
 
@@ -313,6 +314,9 @@ def _pattern(
     types: Tensor | None,
 ) -> DualPattern:
     graph = _graphs(edge_index, num_nodes, batch)
+    check_integers(0, or_none=True, num_graphs=num_graphs)
+    check_flags(token=token, path=path)
+    check_integers(1, LONGEST, hops=hops)
     last = int(graph[-1]) + 1 if num_nodes else 0
     if num_graphs is None:
         num_graphs = 1 if batch is None else last
@@ -383,8 +387,6 @@ def _types_by_distance(edges: Tensor, rows: int, hops: int) -> tuple[Tensor, Ten
     edges, types = _all_of(EDGE, edges)
     if hops == 1:
         return edges, types
-    if type(hops) is not int or not 1 < hops <= LONGEST:
-        raise ValueError(f"hops: expected an integer of 1 to {LONGEST}, got {hops!r}")
     counts = torch.bincount(edges.cpu() // rows, minlength=rows) if rows else edges.cpu()
     near, node, distance = nodes_within(offsets_of(counts), edges.cpu() % max(rows, 1), hops)
     is_far = distance > 1
@@ -407,7 +409,8 @@ def _types_once(keys: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_types(types: Tensor, is_pair: Tensor, path: bool, hops: int) -> None:
-    """Raise a ValueError unless these are types of pairs of nodes."""
+    """Raise an error unless these are types of pairs of nodes."""
+    check_kinds(Tensor, types=types)
     if types.dtype != torch.uint8 or types.shape != is_pair.shape:
         raise ValueError(
             f"types: expected uint8 [{len(is_pair)}], one of each pair of edge_index, got "
@@ -454,30 +457,12 @@ def entries_of(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return ptr[rows].repeat_interleave(counts) + within, counts
 
 
-def check_edges(edge_index: Tensor, num_nodes: int) -> None:
-    """Raise an error unless these are edges of so many nodes.
-
-    Raises:
-        ValueError: ``edge_index`` is not int64 or int32 ``[2, E]``.
-        IndexError: it points outside the nodes.
-    """
-    if edge_index.dtype not in (torch.int64, torch.int32) or edge_index.dim() != 2:
-        raise ValueError(
-            "edge_index: expected int64 or int32 [2, E], "
-            f"got {edge_index.dtype} {list(edge_index.shape)}"
-        )
-    if len(edge_index) != 2:
-        raise ValueError(f"edge_index: expected [2, E], got {list(edge_index.shape)}")
-    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
-        bad = int(edge_index[(edge_index < 0) | (edge_index >= num_nodes)][0])
-        raise IndexError(f"edge_index: expected nodes of 0 to {num_nodes - 1}, got {bad}")
-
-
 def _graphs(edge_index: Tensor, num_nodes: int, batch: Tensor | None) -> Tensor:
     """The graph of each node, after checks of the arguments."""
-    check_edges(edge_index, num_nodes)
+    check_edges(num_nodes, edge_index=edge_index)
     if batch is None:
         return torch.zeros(num_nodes, dtype=torch.int64, device=edge_index.device)
+    check_kinds(Tensor, batch=batch)
     if batch.dtype != torch.int64 or list(batch.shape) != [num_nodes]:
         raise ValueError(
             f"batch: expected int64 [{num_nodes}], got {batch.dtype} {list(batch.shape)}"

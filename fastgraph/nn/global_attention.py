@@ -7,10 +7,13 @@ entries. An activation follows as a layer of its own.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 import fastgraph.sparse as fgs
+from fastgraph.layers.arguments import check_integers, check_numbers
 from fastgraph.ops.library import is_defined_by, reduces_on_ranks
 from fastgraph.sparse import SparseMatrix
 
@@ -20,6 +23,7 @@ class _Global(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
+        check_integers(in_channels=in_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
@@ -108,6 +112,7 @@ class GlobalGAT(_Global):
 
     def __init__(self, in_channels: int, out_channels: int, negative_slope: float = 0.2) -> None:
         super().__init__(in_channels, out_channels)
+        check_numbers("a number", math.isfinite, negative_slope=negative_slope)
         self.negative_slope = negative_slope
         self.att_row = nn.Parameter(torch.empty(out_channels))
         self.att_col = nn.Parameter(torch.empty(out_channels))

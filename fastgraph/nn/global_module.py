@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastgraph.layers.arguments import check_choices, check_integers, check_kinds, check_rates
 from fastgraph.nn.codebook import Codebook
+from fastgraph.nn.large_gt_release import VARIANTS
 from fastgraph.nn.ranks import Ranks
 from fastgraph.nn.token_attention import split_heads
 
@@ -39,6 +41,11 @@ class GlobalModule(nn.Module):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
+        check_choices(variant=(variant, VARIANTS))
+        check_integers(channels=channels, position_channels=position_channels, heads=heads)
+        check_integers(num_nodes=num_nodes, num_centroids=num_centroids)
+        check_rates(decay=decay)
+        check_kinds(Ranks, or_none=True, ranks=ranks)
         released, pair = variant == "release", 2 * position_channels
         self.heads, self.position_channels = heads, position_channels
         self.out_channels = channels * heads if released else channels

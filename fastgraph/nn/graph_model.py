@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastgraph.graphs.offsets import offsets_of
+from fastgraph.layers.arguments import check_choices, check_integers
 from fastgraph.nn.dual_pattern import EDGE, DualPattern, refuse_beside_pattern
 from fastgraph.nn.transformer_layer import TransformerLayer
 
@@ -32,12 +33,9 @@ class GraphModel(nn.Module):
 
     def __init__(self, channels: int, layers: int, level: str, max_degree: int | None) -> None:
         super().__init__()
-        if level not in ("node", "graph"):
-            raise ValueError(f"level: expected 'node' or 'graph', got {level!r}")
-        if layers < 1:
-            raise ValueError(f"layers: expected at least 1, got {layers}")
-        if max_degree is not None and max_degree < 1:
-            raise ValueError(f"max_degree: expected at least 1, got {max_degree}")
+        check_choices(level=(level, ("node", "graph")))
+        check_integers(channels=channels, layers=layers)
+        check_integers(or_none=True, max_degree=max_degree)
         self.level, self.max_degree = level, max_degree
         self.in_degrees = self.out_degrees = None
         if max_degree is not None:

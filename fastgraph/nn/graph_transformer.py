@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from fastgraph.layers.arguments import check_integers
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.graph_model import GraphModel
 from fastgraph.nn.positions import with_random_signs
@@ -59,6 +60,8 @@ class GraphTransformer(GraphModel):
         **attention: Any,
     ) -> None:
         super().__init__(channels, layers, level, max_degree)
+        check_integers(in_channels=in_channels, out_channels=out_channels)
+        check_integers(0, position_channels=position_channels)
         self.position_channels = position_channels
         self.features = nn.Linear(in_channels, channels)
         self.positions = nn.Linear(position_channels, channels) if position_channels else None

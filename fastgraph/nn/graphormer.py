@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastgraph.layers.arguments import check_integers, check_probabilities
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.graph_model import GraphModel
 from fastgraph.nn.transformer_layer import TransformerLayer
@@ -63,6 +64,8 @@ class Graphormer(GraphModel):
         **attention: Any,
     ) -> None:
         super().__init__(channels, layers, level, max_degree)
+        check_integers(in_channels=in_channels, out_channels=out_channels)
+        check_probabilities(dropout=dropout, input_dropout=input_dropout)
         self.dropout, self.input_dropout = dropout, input_dropout
         self.features = nn.Linear(in_channels, channels)
         self.token = nn.Parameter(torch.empty(1, channels))

@@ -13,14 +13,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fastgraph.layers.arguments import (
+    check_choices,
+    check_integers,
+    check_kinds,
+    check_probabilities,
+    check_rates,
+)
 from fastgraph.nn.batch_norm import BatchNorm
 from fastgraph.nn.global_module import GlobalModule
-from fastgraph.nn.large_gt_release import renamed
+from fastgraph.nn.large_gt_release import VARIANTS, renamed
 from fastgraph.nn.local_module import LocalModule
 from fastgraph.nn.ranks import Ranks
 
 MODULES = ("local", "global", "full")
-VARIANTS = ("paper", "release")
 NORMS = ("batch", "layer")
 
 
@@ -61,7 +67,6 @@ class LargeGT(nn.Module):
             ``DistributedDataParallel(..., process_group=)``; None for one process.
 
     Raises:
-        TypeError: a size is no int.
         ValueError: an argument is out of its range.
     """
 
@@ -85,25 +90,22 @@ class LargeGT(nn.Module):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        _check_choice(module=(module, MODULES), variant=(variant, VARIANTS), norm=(norm, NORMS))
-        sizes: dict[str, Any] = {
-            "in_channels": in_channels,
-            "hidden_channels": hidden_channels,
-            "out_channels": out_channels,
-            "heads": heads,
-            "num_layers": num_layers,
-            "num_centroids": num_centroids,
-            "position_channels": position_channels,
-        }
+        check_choices(module=(module, MODULES), variant=(variant, VARIANTS), norm=(norm, NORMS))
+        check_integers(
+            in_channels=in_channels,
+            hidden_channels=hidden_channels,
+            out_channels=out_channels,
+            heads=heads,
+            num_layers=num_layers,
+            num_centroids=num_centroids,
+            position_channels=position_channels,
+        )
         if module != "local":
-            sizes["num_nodes"] = num_nodes
-        for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"{name}: expected an int, got {size!r}")
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay: expected at least 0 and less than 1, got {decay}")
+            check_integers(num_nodes=num_nodes)
+        check_probabilities(dropout=dropout, encoder_dropout=encoder_dropout)
+        check_rates(decay=decay)
+        if process_group is not None:  # torch may be built without distribution
+            check_kinds(dist.ProcessGroup, process_group=process_group)
         released = variant == "release"
         if released and num_layers != 1:
             raise ValueError(f'num_layers: expected 1 with variant="release", got {num_layers}')
@@ -265,9 +267,3 @@ def _release_mlp(
 ) -> nn.Sequential:
     first = [nn.Linear(channels, hidden)] if norm is None else [nn.Linear(channels, hidden), norm]
     return nn.Sequential(*first, nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, hidden))
-
-
-def _check_choice(**choices: tuple[str, tuple[str, ...]]) -> None:
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from fastgraph.nn.token_attention import attend
 
+VARIANTS = ("paper", "release")
+"""Of what differs between both."""
+
 _NAMES = {
     "fc_in.": "projection.",
     "fc_in_seq.": "token_projection.",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from fastgraph.layers.arguments import check_integers, check_kinds, check_numbers
 
 
 def polynomial_decay(
@@ -25,16 +28,16 @@ def polynomial_decay(
         power: of the decay, above 0.
 
     Raises:
+        TypeError: ``optimizer`` is none.
         ValueError: a number is out of its range.
     """
-    if not warm_up >= 0:
-        raise ValueError(f"warm_up: expected at least 0, got {warm_up}")
-    if not steps > warm_up:
+    check_kinds(Optimizer, optimizer=optimizer)
+    check_integers(0, warm_up=warm_up)
+    check_integers(steps=steps)
+    if steps <= warm_up:
         raise ValueError(f"steps: expected more than warm_up, {warm_up}, got {steps}")
-    if end < 0:
-        raise ValueError(f"end: expected at least 0, got {end}")
-    if power <= 0:
-        raise ValueError(f"power: expected above 0, got {power}")
+    check_numbers("a number of at least 0", lambda rate: 0 <= rate < math.inf, end=end)
+    check_numbers("a number above 0", lambda exponent: 0 < exponent < math.inf, power=power)
 
     def factor_of(rate: float) -> Callable[[int], float]:
         def factor(before: int) -> float:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastgraph.nn.large_gt_release import ReleaseEncoderLayer, initialise
+from fastgraph.layers.arguments import check_choices, check_integers, check_probabilities
+from fastgraph.nn.large_gt_release import VARIANTS, ReleaseEncoderLayer, initialise
 from fastgraph.nn.token_attention import attend
 
 
@@ -88,6 +89,9 @@ class LocalModule(nn.Module):
         variant: str = "paper",
     ) -> None:
         super().__init__()
+        check_choices(variant=(variant, VARIANTS))
+        check_integers(channels=channels, heads=heads, num_layers=num_layers)
+        check_probabilities(dropout=dropout)
         released = variant == "release"
         self.out_channels = channels * heads if released else channels
         make: Callable[..., nn.Module] = ReleaseEncoderLayer if released else EncoderLayer

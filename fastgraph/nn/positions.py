@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.layers.arguments import check_kinds
 from fastgraph.ops.gcn import gcn
 
 
@@ -56,6 +57,10 @@ def with_random_signs(positions: Tensor) -> Tensor:
 
     Args:
         positions: ``[nodes, channels]``.
+
+    Raises:
+        TypeError: ``positions`` is no tensor.
     """
+    check_kinds(Tensor, positions=positions)
     signs = 2 * torch.randint(2, (positions.shape[-1],)) - 1
     return positions * signs.to(positions)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.graphs.graph import normal_mode
+from fastgraph.layers.arguments import check_choices, check_integers, check_numbers
 from fastgraph.nn.auto_tuner import START, AutoTuner, densities
 from fastgraph.nn.clusters import (
     Clusters,
@@ -91,25 +92,22 @@ class Reformation:
         evaluation: str = "same",
         kernel: str = "rows",
     ) -> None:
-        for name, value, allowed in (
-            ("select", select, SELECTIONS),
-            ("placement", placement, PLACEMENTS),
-            ("evaluation", evaluation, ("same", "exact")),
-            ("kernel", kernel, ("rows", "blocks")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name}: expected one of {list(allowed)}, got {value!r}")
+        check_choices(
+            select=(select, SELECTIONS),
+            placement=(placement, PLACEMENTS),
+            evaluation=(evaluation, ("same", "exact")),
+            kernel=(kernel, ("rows", "blocks")),
+        )
         if not isinstance(clusters, Tensor | None) and (type(clusters) is not int or clusters < 1):
             raise ValueError(
                 f"clusters: expected an integer of at least 1, a tensor or None, got {clusters!r}"
             )
-        if type(block) is not int or not 1 <= block <= 64:
-            raise ValueError(f"block: expected an integer of 1 to 64, got {block!r}")
-        if type(seed) is not int or seed < 0:
-            raise ValueError(f"seed: expected an integer of at least 0, got {seed!r}")
-        if (mass is None) == (select == "mass") or (mass is not None and not 0 <= mass < 1):
-            wanted = "0 to below 1" if select == "mass" else f"None with select={select!r}"
-            raise ValueError(f"mass: expected {wanted}, got {mass!r}")
+        check_integers(1, 64, block=block)
+        check_integers(0, seed=seed)
+        if select == "mass":
+            check_numbers("0 to below 1", lambda part: 0 <= part < 1, mass=mass)
+        elif mass is not None:
+            raise ValueError(f"mass: expected None with select={select!r}, got {mass!r}")
         if select == "mass" and placement == "random":
             raise ValueError("placement: expected 'edges' with select='mass', got 'random'")
         if tuner is not None and (select != "elastic" or not isinstance(tuner, AutoTuner)):

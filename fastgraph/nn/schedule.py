@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fastgraph.layers.arguments import check_choices, check_integers, check_numbers
+
 ROUNDING = 1e-14
 """Of a period, relative: some operations in double precision, each of 1e-16."""
 
@@ -29,10 +31,8 @@ class Schedule:
     """
 
     def __init__(self, by: str, period: int | None, evaluation: str | None = None) -> None:
-        if by not in ("step", "layer"):
-            raise ValueError(f"by: expected 'step' or 'layer', got {by!r}")
-        if period is not None and (type(period) is not int or period < 1):
-            raise ValueError(f"period: expected an integer of at least 1 or None, got {period!r}")
+        check_choices(by=(by, ("step", "layer")))
+        check_integers(or_none=True, period=period)
         if evaluation is None and by == "layer":
             evaluation = "same"
         allowed = ("dense", "sparse", "same") if by == "layer" else ("dense", "sparse")
@@ -101,14 +101,9 @@ def period_of_share(share: float, dense: float, sparse: float) -> int:
     Raises:
         ValueError: a number is out of its range.
     """
-    for name, value, most in (
-        ("share", share, 1.0),
-        ("dense", dense, None),
-        ("sparse", sparse, None),
-    ):
-        if not 0 < value < float("inf") or (most is not None and value > most):
-            bound = "" if most is None else f" and at most {most:g}"
-            raise ValueError(f"{name}: expected a number above 0{bound}, got {value!r}")
+    check_numbers("a number above 0 and at most 1", lambda part: 0 < part <= 1, share=share)
+    is_cost = "a number above 0", lambda cost: 0 < cost < math.inf
+    check_numbers(*is_cost, dense=dense, sparse=sparse)
     exact = 1 + dense * (1 - share) / (sparse * share)
     nearest = round(exact)
     return nearest if abs(exact - nearest) <= ROUNDING * exact else math.ceil(exact)

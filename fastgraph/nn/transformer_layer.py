@@ -8,6 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastgraph.layers.arguments import (
+    check_choices,
+    check_flags,
+    check_integers,
+    check_probabilities,
+    check_rates,
+)
 from fastgraph.nn.dual_attention import DualInterleavedAttention
 from fastgraph.nn.dual_pattern import DualPattern
 
@@ -46,8 +53,11 @@ class TransformerLayer(nn.Module):
         **attention: Any,
     ) -> None:
         super().__init__()
-        if activation not in ("relu", "gelu"):
-            raise ValueError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
+        check_choices(activation=(activation, ("relu", "gelu")))
+        check_integers(feed_forward=feed_forward)
+        check_flags(norm_first=norm_first)
+        check_probabilities(dropout=dropout)
+        check_rates(attention_dropout=attention_dropout)
         self.norm_first, self.dropout = norm_first, dropout
         self.activation = nn.GELU() if activation == "gelu" else nn.ReLU()
         self.self_attn = DualInterleavedAttention(

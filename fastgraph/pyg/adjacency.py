@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex, Index
 
 from fastgraph import sampling
+from fastgraph.graphs.offsets import offsets_of
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class Adjacency:
             value = None if value is None else value[order]
         self._row, self._col, self._value = row, col, value
         self._sizes = rows, columns
-        self._rowptr = rowptr if rowptr is not None else _starts(row, rows)
+        self._rowptr = rowptr if rowptr is not None else row_pointers(row, rows)
 
     @property
     def storage(self) -> Adjacency:
@@ -149,7 +150,7 @@ class Adjacency:
             self._rowptr, self._col, plain(subset), [num_neighbors], replace=replace
         )
         assert sample.edge is not None
-        rowptr = _starts(sample.col, subset.numel())
+        rowptr = row_pointers(sample.col, subset.numel())
         sizes = subset.numel(), sample.node.numel()
         return self._part(rowptr, sample.row, sample.edge, sizes), sample.node
 
@@ -165,6 +166,6 @@ def _extent(index: Tensor | None, ptr: Tensor | None) -> int:
     return int(index.max()) + 1 if index.numel() > 0 else 0
 
 
-def _starts(row: Tensor, rows: int) -> Tensor:
-    counts = torch.bincount(row, minlength=rows)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+def row_pointers(row: Tensor, rows: int) -> Tensor:
+    """Where entries of each row begin and end, of the row of each entry, ascending."""
+    return offsets_of(torch.bincount(row, minlength=rows))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import sampling
-from fastgraph.pyg.adjacency import plain
+from fastgraph.pyg.adjacency import plain, row_pointers
 
 Types = Mapping[str, Tensor]
 """Tensors of types of edges, whose names are joined by ``__``, or of types of nodes."""
@@ -299,7 +299,7 @@ def ego_k_hop_sample_adj(
     num_nodes = rowptr.numel() - 1
     keys = (drawn.batch * num_nodes + drawn.node).sort().values  # each node is there once
     batch, nodes = keys // max(num_nodes, 1), keys % max(num_nodes, 1)
-    ptr = _starts(batch, idx.numel())
+    ptr = row_pointers(batch, idx.numel())
     roots = torch.searchsorted(keys, torch.arange(idx.numel()) * num_nodes + idx)
 
     # Edges of every node that come from a node of the same root.
@@ -311,16 +311,10 @@ def ego_k_hop_sample_adj(
     sources = torch.searchsorted(keys, wanted).clamp_(max=max(keys.numel() - 1, 0))
     kept = keys[sources] == wanted
     return (
-        _starts(targets[kept], nodes.numel()),
+        row_pointers(targets[kept], nodes.numel()),
         sources[kept],
         nodes,
         edges[kept],
         ptr,
         roots,
     )
-
-
-def _starts(groups: Tensor, num_groups: int) -> Tensor:
-    """Where the rows of each group begin and end, of ascending numbers of groups."""
-    counts = torch.bincount(groups, minlength=num_groups)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -7,6 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from fastgraph.layers.arguments import check_flags, check_integers
 from fastgraph.nn.dual_pattern import LONGEST
 from fastgraph.transforms.graph_of import pattern_of
 
@@ -35,8 +36,8 @@ class AttentionPattern(BaseTransform):  # type: ignore[misc]  # PyG has no types
     """
 
     def __init__(self, hops: int = 1, *, path: bool = False) -> None:
-        if type(hops) is not int or not 1 <= hops <= LONGEST:
-            raise ValueError(f"hops: expected an integer of 1 to {LONGEST}, got {hops!r}")
+        check_integers(1, LONGEST, hops=hops)
+        check_flags(path=path)
         self.hops, self.path = hops, path
 
     def forward(self, data: Data) -> Data:

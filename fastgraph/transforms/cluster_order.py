@@ -8,6 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from fastgraph.layers.arguments import check_integers
 from fastgraph.reordering import reorder
 from fastgraph.transforms.graph_of import graph_of
 from fastgraph.transforms.shortest_paths import DISTANCE
@@ -39,11 +40,7 @@ class ClusterOrder(BaseTransform):  # type: ignore[misc]  # PyG has no types
     """
 
     def __init__(self, num_clusters: int | None = None) -> None:
-        is_count = type(num_clusters) is int and num_clusters > 0
-        if num_clusters is not None and not is_count:
-            raise ValueError(
-                f"num_clusters: expected an integer above 0 or None, got {num_clusters!r}"
-            )
+        check_integers(or_none=True, num_clusters=num_clusters)
         self.num_clusters = num_clusters
 
     def forward(self, data: Data) -> Data:

@@ -6,6 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from fastgraph.layers.arguments import check_integers
 from fastgraph.nn.graph_model import degrees
 from fastgraph.transforms.graph_of import pattern_of
 
@@ -29,8 +30,7 @@ class Degrees(BaseTransform):  # type: ignore[misc]  # PyG has no types
     """
 
     def __init__(self, max_degree: int = 512) -> None:
-        if type(max_degree) is not int or max_degree < 1:
-            raise ValueError(f"max_degree: expected an integer above 0, got {max_degree!r}")
+        check_integers(max_degree=max_degree)
         self.max_degree = max_degree
 
     def forward(self, data: Data) -> Data:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from fastgraph.nn.dual_pattern import DualPattern, check_edges, dual_pattern
+from fastgraph.layers.arguments import check_edges
+from fastgraph.nn.dual_pattern import DualPattern, dual_pattern
 
 
 def graph_of(data: Data) -> tuple[Tensor, int]:
@@ -23,7 +24,7 @@ def graph_of(data: Data) -> tuple[Tensor, int]:
     if not isinstance(data.get("edge_index"), Tensor):
         raise ValueError(f"data must have an edge_index, got {data}")
     num_nodes = int(data.num_nodes)
-    check_edges(data.edge_index, num_nodes)
+    check_edges(num_nodes, edge_index=data.edge_index)
     return data.edge_index, num_nodes
 
 

@@ -9,6 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, BaseTransform
 from torch_geometric.utils import to_undirected
 
+from fastgraph.layers.arguments import check_integers, check_kinds
 from fastgraph.transforms.graph_of import graph_of
 
 
@@ -40,8 +41,8 @@ class LaplacianPositions(BaseTransform):  # type: ignore[misc]  # PyG has no typ
     def __init__(
         self, k: int, attr_name: str = "laplacian_eigenvector_pe", **options: object
     ) -> None:
-        if type(k) is not int or k < 1:
-            raise ValueError(f"k: expected an integer above 0, got {k!r}")
+        check_integers(k=k)
+        check_kinds(str, attr_name=attr_name)
         self.k, self.attr_name, self.options = k, attr_name, options
 
     def forward(self, data: Data) -> Data:

@@ -8,6 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from fastgraph.layers.arguments import check_integers, check_kinds
 from fastgraph.nn.shortest_paths import LONGEST, distances_in_ranges, distances_of_pairs
 from fastgraph.transforms.graph_of import graph_of, pattern_of
 
@@ -39,10 +40,9 @@ class ShortestPaths(BaseTransform):  # type: ignore[misc]  # PyG has no types
     """
 
     def __init__(self, longest: int = 20, *, pairs: str = "all", max_pairs: int = 1 << 26) -> None:
-        if type(longest) is not int or not 0 <= longest <= LONGEST:
-            raise ValueError(f"longest: expected an integer of 0 to {LONGEST}, got {longest!r}")
-        if type(max_pairs) is not int or max_pairs < 0:
-            raise ValueError(f"max_pairs: expected an integer of at least 0, got {max_pairs!r}")
+        check_integers(0, LONGEST, longest=longest)
+        check_integers(0, max_pairs=max_pairs)
+        check_kinds(str, pairs=pairs)
         self.longest, self.pairs, self.max_pairs = longest, pairs, max_pairs
 
     def forward(self, data: Data) -> Data:

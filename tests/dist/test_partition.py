@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -105,9 +106,9 @@ def test_bad_edges(edges: Tensor) -> None:
         partition(edges, 2, 2)
 
 
-@pytest.mark.parametrize("num_parts", [0, -1])
-def test_there_is_a_part(num_parts: int) -> None:
-    with pytest.raises(ValueError, match=f"num_parts must be an integer above 0, got {num_parts}"):
+@pytest.mark.parametrize("num_parts", [0, -1, None, 1.5])
+def test_there_is_a_part(num_parts: Any) -> None:
+    with pytest.raises(ValueError, match=f"num_parts: expected an integer .* got {num_parts}"):
         partition(torch.zeros(2, 0, dtype=torch.int64), 5, num_parts)
 
 

@@ -23,7 +23,11 @@ def losses(script: str, *words: str, cwd: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("script", "size"),
-    [("nodes.py", ["--nodes", "120"]), ("graphs.py", ["--graphs", "40", "--batch-size", "16"])],
+    [
+        ("nodes.py", ["--nodes", "120"]),
+        ("graphs.py", ["--graphs", "40", "--batch-size", "16"]),
+        ("sequences.py", ["--nodes", "240", "--clusters", "6", "--together", "2"]),
+    ],
 )
 def test_they_train(script: str, size: list[str], tmp_path: Path) -> None:
     words = [*size, "--lr", "0.01", "--warm-up", "1", "--epochs", "4"]
@@ -31,6 +35,17 @@ def test_they_train(script: str, size: list[str], tmp_path: Path) -> None:
     assert len(found) == 4 and float(found[-1]) < float(found[0])
     # To compute layers once more changes nothing, dropout included.
     assert losses(script, *words, "--checkpoint", cwd=tmp_path) == found
+
+
+def test_sequences_lose_the_edges_between_them(tmp_path: Path) -> None:
+    words = ["--nodes", "240", "--clusters", "4", "--epochs", "1", "--together"]
+    some, all_of_them = (
+        forks.python(str(FOLDER / "sequences.py"), *words, together, cwd=tmp_path).stdout
+        for together in ("2", "4")
+    )
+    assert "Lost edges: 0.0%" in all_of_them
+    lost = re.search(r"Lost edges: (\S+)%", some)
+    assert lost is not None and 0 < float(lost[1]) < 100
 
 
 def test_mixed_precision(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ def test_a_rate_of_zero_stays() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((-1, 5), {}, "warm_up: expected at least 0, got -1"),
+        ((-1, 5), {}, "warm_up: expected an integer of at least 0, got -1"),
         ((5, 5), {}, "steps: expected more than warm_up, 5, got 5"),
-        ((5, math.nan), {}, "steps: expected more than warm_up, 5, got nan"),
-        ((0, 5), {"end": -1}, "end: expected at least 0, got -1"),
-        ((0, 5), {"power": 0}, "power: expected above 0, got 0"),
+        ((5, math.nan), {}, "steps: expected an integer of at least 1, got nan"),
+        ((0, 5), {"end": -1}, "end: expected a number of at least 0, got -1"),
+        ((0, 5), {"power": 0}, "power: expected a number above 0, got 0"),
     ],
 )
 def test_numbers_out_of_range(arguments: Any, options: dict[str, Any], message: str) -> None:

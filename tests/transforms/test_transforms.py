@@ -203,14 +203,14 @@ def test_positions_of_small_graphs_and_of_none_that_arpack_finds() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ClusterOrder(0), ValueError, "num_clusters: expected an integer above 0"),
-        (lambda: ClusterOrder(True), ValueError, "num_clusters: expected an integer above 0"),
+        (lambda: ClusterOrder(0), ValueError, "num_clusters: expected an integer of at least 1"),
+        (lambda: ClusterOrder(True), ValueError, "num_clusters: expected an integer of at least 1"),
         (lambda: AttentionPattern(0), ValueError, "hops: expected an integer of 1 to 250, got 0"),
         (lambda: AttentionPattern(2.0), ValueError, "hops: expected an integer"),
         (lambda: ShortestPaths(255), ValueError, "longest: expected an integer of 0 to 254"),
         (lambda: ShortestPaths(max_pairs=-1), ValueError, "max_pairs: expected an integer"),
-        (lambda: Degrees(0), ValueError, "max_degree: expected an integer above 0, got 0"),
-        (lambda: LaplacianPositions(0), ValueError, "k: expected an integer above 0, got 0"),
+        (lambda: Degrees(0), ValueError, "max_degree: expected an integer of at least 1, got 0"),
+        (lambda: LaplacianPositions(0), ValueError, "k: expected an integer of at least 1, got 0"),
     ],
 )
 def test_options_out_of_range(make: Any, error: type[Exception], message: str) -> None:

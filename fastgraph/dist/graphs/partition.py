@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks.own_device import HOST
+from fastgraph.layers.arguments import check_integers, check_kinds
 from fastgraph.sampling.clusters import PartitionError as PartitionError
 from fastgraph.sampling.clusters import parts_by_metis
 from fastgraph.sampling.clusters import symmetric as symmetric
@@ -46,12 +47,14 @@ def partition(
         int64 ``[num_nodes]``.
 
     Raises:
+        TypeError: ``edge_index`` is no tensor.
         ValueError: an argument that cannot be used.
         ModuleNotFoundError: ``pymetis`` is not installed.
         PartitionError: METIS failed, or counts no further than the edges of the graph.
     """
-    if num_parts < 1:
-        raise ValueError(f"num_parts must be an integer above 0, got {num_parts}")
+    check_integers(num_parts=num_parts)
+    check_integers(0, num_nodes=num_nodes)
+    check_kinds(Tensor, edge_index=edge_index)
     shares = check_weights(weights, num_parts)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")

@@ -9,18 +9,11 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks.own_device import Later
+from fastgraph.graphs.splitmix64 import GOLDEN, mixed
 from fastgraph.graphs.witness import StaleGraphError
 
 _ELEMENTS_AT_ONCE = 2**22
 """Of which the digest makes numbers of 8 bytes at a time."""
-
-_GOLDEN = -7046029254386353131
-"""The odd number next to 2^64 by the golden ratio, which spreads positions over all bits."""
-
-_ROUNDS = ((30, -4658895280553007687), (27, -7723592293110705685))
-"""Of SplitMix64: bits by which words are shifted, and odd numbers by which they are multiplied."""
-
-_LAST_SHIFT = 31
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element."""
@@ -43,7 +36,9 @@ def digest_there(x: Tensor) -> Tensor:
     """64 bits of a tensor, int64 of no dimension on its device; of a sparse one those of its kind.
 
     A sum of its elements' bits, each mixed with its position so that every bit of both changes half
-    of the 64, modulo 2^64: no order of summation changes it. Tensors of one shape and dtype that
+    of the 64, modulo 2^64: no order of summation changes it. A sum of products alone would have
+    equal ones for whole families: bits 0 and 6 of a mask weigh as much as 2 and 4, and a sign is
+    the top bit, which a product leaves where it is. Tensors of one shape and dtype that
     differ have equal ones by chance alone, once in 2^64; nobody is kept from searching for a pair.
     """
     total = x.new_full((), kind_of(x), dtype=torch.int64)
@@ -54,25 +49,8 @@ def digest_there(x: Tensor) -> Tensor:
     for start in range(0, len(words), _ELEMENTS_AT_ONCE):
         part = words[start : start + _ELEMENTS_AT_ONCE]
         places = torch.arange(start, start + len(part), device=x.device)
-        total += _mixed(places.mul_(_GOLDEN).bitwise_xor_(part.long())).sum()
+        total += mixed(places.mul_(GOLDEN).bitwise_xor_(part.long())).sum()
     return total
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """A permutation of int64, in place: Steele, Lea and Flood, OOPSLA 2014, variant 13 of Stafford.
-
-    A sum of products alone would have equal ones for whole families: bits 0 and 6 of a mask weigh
-    as much as 2 and 4, and a sign is the top bit, which a product leaves where it is.
-    """
-    for shift, factor in _ROUNDS:
-        _fold(words, shift)
-        words.mul_(factor)
-    return _fold(words, _LAST_SHIFT)
-
-
-def _fold(words: Tensor, shift: int) -> Tensor:
-    """Bring high bits to the low ones, in place; the sign is one of them."""
-    return words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (64 - shift) - 1))
 
 
 class IndexOnDevice:

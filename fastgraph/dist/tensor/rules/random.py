@@ -2,9 +2,8 @@
 
 torch's default generator must stay the same on all ranks, as programs draw replicated tensors from
 it, parameters above all. So a sharded tensor takes one number from it, as a seed, and each element
-its own by a hash of the seed and its global position (the finaliser of SplitMix64: Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Under ``random="exact"`` each
-rank draws what one process would draw, and keeps its rows.
+its own by a hash of the seed and its global position (`fastgraph.graphs.splitmix64`). Under
+``random="exact"`` each rank draws what one process would draw, and keeps its rows.
 """
 
 from __future__ import annotations
@@ -31,28 +30,10 @@ from fastgraph.dist.tensor.table import (
     rule,
     unpacked,
 )
-
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio, by which SplitMix64 counts."""
+from fastgraph.graphs.splitmix64 import GOLDEN, mixed, shifted
 
 Positions = dict[int, Tensor]
 """Some elements of a tensor: where they are along some dimensions; all along the others."""
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right of int64."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(constant: int) -> int:
-    return constant - 2**64 if constant >= 2**63 else constant
-
-
-def _hashed(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser."""
-    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shifted(x, 31)
 
 
 def _at(x: ShardedTensor) -> Positions:
@@ -70,9 +51,14 @@ def _uniform(shape: Sequence[int], at: Positions, device: torch.device, stream: 
     for dim, size in enumerate(shape):
         along = on(at[dim], device) if dim in at else torch.arange(size, device=device)
         element = element.unsqueeze(-1) * size + along
-    of_stream = _signed((stream + 1) * _GOLDEN % 2**64)
-    bits = _hashed(_hashed(element * _signed(_GOLDEN) + seed) + of_stream)
-    return _shifted(bits, 11).double() * 2.0**-53
+    of_stream = _wrapped((stream + 1) * GOLDEN)
+    bits = mixed(mixed(element * GOLDEN + seed) + of_stream)
+    return shifted(bits, 11).double() * 2.0**-53
+
+
+def _wrapped(number: int) -> int:
+    """As int64 has it, modulo 2^64."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
