@@ -26,6 +26,7 @@ from rich.console import Console
 from measure.output import RESULTS, publish
 
 _BATCHES = 8
+_SHARE_OF_MASK = 0.7
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -112,7 +113,11 @@ def _contestants(
 
     graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
     graph.create_formats_()
+    graph.edata["weight"] = torch.rand(graph.num_edges(), generator=generator)
+    graph.edata["mask"] = torch.rand(graph.num_edges(), generator=generator) < _SHARE_OF_MASK
     sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
+    by_weight = dgl.dataloading.NeighborSampler(fanouts[::-1], prob="weight")
+    by_mask = dgl.dataloading.NeighborSampler(fanouts[::-1], mask="mask")
 
     def ours(batch: int) -> int:
         return neighbor_sample(colptr, row, seeds[batch], fanouts).row.numel()
@@ -123,11 +128,11 @@ def _contestants(
     upstream = type(sampler).sample_blocks
     fastgraph.enable()
 
-    def theirs(batch: int) -> int:
-        return num_edges(upstream(sampler, graph, seeds[batch])[2])
+    def theirs(sampler: Any) -> Callable[[int], int]:
+        return lambda batch: num_edges(upstream(sampler, graph, seeds[batch])[2])
 
-    def ours_as_blocks(batch: int) -> int:
-        return num_edges(sampler.sample_blocks(graph, seeds[batch])[2])
+    def ours_as_blocks(sampler: Any) -> Callable[[int], int]:
+        return lambda batch: num_edges(sampler.sample_blocks(graph, seeds[batch])[2])
 
     def num_edges(blocks: list[Any]) -> int:
         return sum(int(block.num_edges()) for block in blocks)
@@ -135,8 +140,12 @@ def _contestants(
     return {
         "fastgraph": ours,
         "fastgraph, int32": ours_narrow,
-        "fastgraph, blocks of DGL": ours_as_blocks,
-        "DGL": theirs,
+        "fastgraph, blocks of DGL": ours_as_blocks(sampler),
+        "DGL": theirs(sampler),
+        "fastgraph, blocks of DGL by probabilities": ours_as_blocks(by_weight),
+        "DGL, by probabilities": theirs(by_weight),
+        "fastgraph, blocks of DGL by a mask": ours_as_blocks(by_mask),
+        "DGL, by a mask": theirs(by_mask),
     }
 
 

@@ -155,6 +155,95 @@ def test_inclusion_is_uniform() -> None:
     assert chi_square(counts, torch.full_like(counts, 200.0)) < limit(29)
 
 
+FORMATS = [("coo", "csr", "csc"), ("csc",)]
+
+
+@pytest.mark.parametrize("kind", ["mask", "float32", "float64"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("formats", FORMATS, ids=str)
+@pytest.mark.parametrize("share", [0.6, 0.0])
+def test_by_probabilities_or_a_mask(
+    kind: str, replace: bool, formats: tuple[str, ...], share: float
+) -> None:
+    """Edges of no chance are never drawn, and all others where there are too few."""
+    g = whole()
+    torch.manual_seed(1)
+    chances = (torch.rand(g.num_edges()) + 0.1) * (torch.rand(g.num_edges()) >= share)
+    is_mask = kind == "mask"
+    g.edata["p"] = chances > 0 if is_mask else chances.to(getattr(torch, kind))
+    degrees = torch.zeros(100, dtype=torch.int64).index_add_(0, g.edges()[1], (chances > 0).long())
+    ends, g = g.edges(), g.formats(list(formats))
+    seeds = torch.randperm(100)[:80]
+    for fanout in (1, 4, -1, 60):
+        sampler = NeighborSampler(
+            [3, fanout], replace=replace, **({"mask": "p"} if is_mask else {"prob": "p"})
+        )
+        drawn = []
+        for switch in (fastgraph.enable, fastgraph.disable):
+            switch()
+            _, _, (first, block) = sampler.sample_blocks(g, seeds)
+            ids = block.edata[dgl.EID]
+            assert bool((chances[ids] > 0).all()) and bool(
+                (chances[first.edata[dgl.EID]] > 0).all()
+            )
+            here = block.edges(order="eid")
+            assert torch.equal(block.srcdata[dgl.NID][here[0]], ends[0][ids])
+            assert torch.equal(block.dstdata[dgl.NID][here[1]], ends[1][ids])
+            assert torch.equal(block.edata["p"], g.edata["p"][ids])
+            drawn.append(block.in_degrees())
+            assert replace or len(ids.unique()) == len(ids)
+        assert torch.equal(*drawn)
+        if not replace and fanout >= 0:
+            assert torch.equal(drawn[0], degrees[seeds].clamp(max=fanout))
+    fastgraph.enable()
+    assert fastgraph.status().row(NAME).routed == 4
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_inclusion_is_in_proportion_to_probabilities(replace: bool) -> None:
+    g = graph(torch.stack([torch.arange(10), torch.zeros(10, dtype=torch.int64)]), 10)
+    g.edata["p"] = torch.arange(10.0)
+    counts, sampler = torch.zeros(10, dtype=torch.float64), NeighborSampler([1], prob="p")
+    sampler.replace = replace
+    for _ in range(2000):
+        counts[sampler.sample_blocks(g, torch.tensor([0]))[2][0].edata[dgl.EID]] += 1
+    assert counts[0] == 0
+    expected = 2000 * g.edata["p"][1:].double() / g.edata["p"].sum()
+    assert chi_square(counts[1:], expected) < limit(8)
+
+
+def test_edits_of_a_mask_are_seen() -> None:
+    """Also those that torch does not count, and where it is another graph's, too."""
+    g, h = (graph(torch.tensor([[0, 1, 2], target]), 3) for target in ([0, 0, 0], [1, 1, 1]))
+    mask = torch.tensor([True, False, False])
+    g.edata["m"] = h.edata["m"] = mask
+    sampler = NeighborSampler([-1], mask="m")
+
+    def drawn(g: Any, seed: int) -> list[int]:
+        ids: Tensor = sampler.sample_blocks(g, torch.tensor([seed]))[2][0].edata[dgl.EID]
+        return sorted(ids.tolist())
+
+    for _ in range(2):
+        assert drawn(g, 0) == [0] and drawn(g, 1) == []
+        assert drawn(h, 1) == [0] and drawn(h, 0) == []
+    mask[1] = True
+    assert drawn(g, 0) == [0, 1]
+    mask.numpy()[2] = True
+    assert drawn(g, 0) == [0, 1, 2]
+    g.edata["m"] = ~mask
+    assert drawn(g, 0) == []
+    assert fastgraph.status().row(NAME).fell_back == 0
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_probabilities_that_are_none_are_named(wrong: float) -> None:
+    g = whole()
+    g.edata["p"] = torch.ones(g.num_edges())
+    g.edata["p"][5] = wrong
+    with pytest.raises(ValueError, match=f"prob must be at least 0 and finite .* got {wrong}"):
+        NeighborSampler([2], prob="p").sample_blocks(g, SEEDS)
+
+
 @pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader(workers: int) -> None:
@@ -176,14 +265,17 @@ HETERO = {("a", "r", "b"): ([0, 1], [0, 1])}
     ("options", "seeds", "excluded", "reason"),
     [
         ({"edge_dir": "out"}, SEEDS, None, "sampling of outgoing edges"),
-        ({"prob": "w"}, SEEDS, None, "by probabilities"),
+        ({"prob": "missing"}, SEEDS, None, "probabilities that edges do not have"),
+        ({"mask": "x2"}, SEEDS, None, "neither one float nor one bool"),
         ({}, SEEDS, SEEDS, "with edges excluded"),
         ({}, {"_N": SEEDS}, None, "seeds is a dict"),
         ({}, SEEDS[:0], None, "no seeds"),
     ],
 )
 def test_what_is_left_to_dgl(options: Any, seeds: Any, excluded: Any, reason: str) -> None:
-    NeighborSampler([2], **options).sample_blocks(whole(), seeds, excluded)
+    g = whole()
+    g.edata["x2"] = torch.ones(g.num_edges(), dtype=torch.int8)
+    NeighborSampler([2], **options).sample_blocks(g, seeds, excluded)
     row = fastgraph.status().row(NAME)
     assert (row.routed, row.fell_back) == (0, 1)
     assert reason in next(iter(row.reasons))
