@@ -35,7 +35,7 @@ def dropout_rate(module: Any) -> float:
 
 
 class Projected(NamedTuple):
-    """What attention takes of the features, as ``GATConv`` and ``EdgeGATConv`` project them.
+    """Features as attention takes them, as ``GATConv`` and ``EdgeGATConv`` project them.
 
     Attributes:
         x_src: features of sources by heads, ``[sources, heads, channels]``.
@@ -49,7 +49,7 @@ class Projected(NamedTuple):
     h_dst: Tensor
 
     def scores(self, module: Any) -> tuple[Tensor, Tensor]:
-        """What sources and destinations add to scores, ``[nodes, heads]`` each."""
+        """The terms of sources and of destinations in scores, ``[nodes, heads]`` each."""
         score_dst = self.score_dst
         if score_dst is None:
             score_dst = scores_of(self.x_src, module.attn_r)
