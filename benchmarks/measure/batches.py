@@ -51,7 +51,7 @@ def loader_of(name: str, num_batches: int) -> Any:
         graphs = [_molecule() for _ in range(128 * num_batches)]
         return DataLoader(graphs, batch_size=128, shuffle=True)
     if name == "hetero":
-        data, kind = _hetero(), "paper"
+        data, kind = hetero_data(), "paper"
         seeds = (kind, torch.randperm(data[kind].num_nodes)[: BATCH * num_batches])
     else:
         edge_index, num_nodes = _edges(name)
@@ -64,7 +64,7 @@ def loader_of(name: str, num_batches: int) -> Any:
     return NeighborLoader(data, list(FANOUTS), input_nodes=seeds, batch_size=BATCH, shuffle=True)
 
 
-def _hetero() -> HeteroData:
+def hetero_data() -> HeteroData:
     """Papers, authors and institutions."""
     data = HeteroData()
     sizes = {"paper": 30_000, "author": 40_000, "institution": 2_000}

@@ -1,4 +1,4 @@
-"""``dgl.dataloading.NeighborSampler`` on homogeneous graphs: blocks of neighbours, by our sampler.
+"""``dgl.dataloading.NeighborSampler``: blocks of neighbours, by our sampler.
 
 DGL draws edges as a graph of all nodes, of which it makes a block. Here nodes of a block get their
 numbers as it is drawn. Seeds of random numbers come from DGL's generator, so that ``dgl.seed``
@@ -10,24 +10,30 @@ until these values change.
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
-from dgl import random, utils
+from dgl import random
 from dgl.dataloading.neighbor_sampler import NeighborSampler
-from dgl.heterograph import DGLBlock, DGLGraph
-from dgl.heterograph_index import create_unitgraph_from_coo
+from dgl.heterograph import DGLGraph
 from torch import Tensor
 
 from fastgraph import settings
+from fastgraph.dgl.blocks import (
+    NO_SEEDS,
+    Ends,
+    block_of,
+    fanouts_refusal,
+    plan_of_types,
+    seeds_refusal,
+)
 from fastgraph.dgl.structure import Structure, structure_of
 from fastgraph.graphs.memo import recalled, tensor_key
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.sampling import neighbor_sample, unique_and_compact
+from fastgraph.sampling import neighbor_sample
 
 
 def install(patches: Patches) -> None:
@@ -50,37 +56,27 @@ def plan(
         return None
     if type(g) is not DGLGraph or g.is_block:
         return Refusal(f"the graph is a {type(g).__name__}")
-    if len(g.ntypes) > 1 or len(g.etypes) > 1:
-        return Refusal("several types of nodes or edges")
     if g.device.type != "cpu" or g.is_pinned() or sampler.output_device is not None:
         return Refusal("a graph or an output that is not in the memory of the CPU")
     if sampler.edge_dir != "in" or exclude_eids is not None:
         return Refusal("sampling of outgoing edges, or with edges excluded")
-    fanouts = sampler.fanouts
-    if any(isinstance(fanout, bool) or not isinstance(fanout, Integral) for fanout in fanouts):
-        return Refusal("fanouts that are no integers")
-    if not all(-1 <= fanout < 2**31 and fanout != 0 for fanout in fanouts):
-        return Refusal("a fanout of 0, for which versions of DGL differ, or below -1")
-    refusal = plain_tensor("seeds", seed_nodes)
+    if len(sampler.fanouts) == 0 or not g.etypes:
+        return Refusal("no hops, or no types of edges")
+    if len(g.ntypes) > 1 or len(g.etypes) > 1:
+        return plan_of_types(sampler, g, seed_nodes)
+    fanouts = list(sampler.fanouts)
+    refusal = fanouts_refusal(fanouts) or seeds_refusal(g, g.ntypes[0], seed_nodes)
     if refusal is not None:
         return refusal
-    if seed_nodes.dim() != 1 or seed_nodes.dtype != g.idtype or seed_nodes.device != g.device:
-        return Refusal("seeds that are no node numbers in one dimension of the graph's dtype")
     if seed_nodes.numel() == 0:
-        return Refusal("no seeds")
-    least, most = int(seed_nodes.min()), int(seed_nodes.max())
-    if least < 0 or most >= g.num_nodes():
-        wrong = least if least < 0 else most
-        raise IndexError(f"seed_nodes must be in [0, {g.num_nodes()}), got {wrong}")
-    if unique_and_compact([seed_nodes])[0].numel() < seed_nodes.numel():
-        return Refusal("seeds that come twice")
+        return NO_SEEDS
     structure = structure_of(g._graph)
     if isinstance(structure, Refusal):
         return structure
     columns = _columns(g, structure, sampler.prob)
     if isinstance(columns, Refusal):
         return columns
-    return lambda: _blocks(g, columns, seed_nodes, list(fanouts), bool(sampler.replace))
+    return lambda: _blocks(g, columns, seed_nodes, fanouts, bool(sampler.replace))
 
 
 class _Columns(NamedTuple):
@@ -159,19 +155,6 @@ def _blocks(
         if columns.edge_ids is not None:
             ids = columns.edge_ids.index_select(0, ids)  # takes less time than [ids]
         src = seeds.to(g.idtype)
-        blocks.insert(0, _block(g, src, dst, drawn.row, drawn.col, ids))
+        blocks.insert(0, block_of(g, [src], [dst], [Ends(drawn.row, drawn.col, ids)]))
         dst = src
     return dst, output_nodes, blocks
-
-
-def _block(g: Any, src: Tensor, dst: Tensor, row: Tensor, col: Tensor, ids: Tensor) -> Any:
-    """A block with the features of a graph, as ``dgl.to_block`` makes it."""
-    ends = row.to(g.idtype), col.to(g.idtype)
-    index = create_unitgraph_from_coo(2, src.numel(), dst.numel(), *ends, ["coo", "csr", "csc"])
-    block = DGLBlock(index, (g.ntypes, g.ntypes), g.etypes)
-    utils.set_new_frames(
-        block,
-        node_frames=utils.extract_node_subframes_for_block(g, [src], [dst]),
-        edge_frames=utils.extract_edge_subframes(g, [ids.to(g.idtype)]),
-    )
-    return block

@@ -258,7 +258,6 @@ def test_a_loader(workers: int) -> None:
 
 
 SEEDS = torch.arange(5)
-HETERO = {("a", "r", "b"): ([0, 1], [0, 1])}
 
 
 @pytest.mark.parametrize(
@@ -284,12 +283,6 @@ def test_what_is_left_to_dgl(options: Any, seeds: Any, excluded: Any, reason: st
 def test_a_fanout_of_none_is_left_to_dgl() -> None:
     NeighborSampler([2, 0]).sample_blocks(whole(), SEEDS)
     assert "a fanout of 0" in next(iter(fastgraph.status().row(NAME).reasons))
-
-
-def test_several_types_are_left_to_dgl() -> None:
-    g = dgl.heterograph(HETERO)
-    NeighborSampler([2]).sample_blocks(g, {"b": torch.tensor([0])})
-    assert "several types of nodes" in next(iter(fastgraph.status().row(NAME).reasons))
 
 
 @pytest.mark.parametrize("wrong", [100, -1])
