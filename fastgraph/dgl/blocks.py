@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import torch
 from dgl import NID, graph_index, random, utils
 from dgl.heterograph import DGLBlock
 from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_coo
@@ -68,6 +69,68 @@ def fanouts_refusal(fanouts: list[Any]) -> Refusal | None:
     return None
 
 
+def edges_to_exclude(g: Any, given: Any) -> dict[Any, Tensor] | Refusal:
+    """Numbers of edges by type, ascending, that blocks are not to have; or why not to do this here.
+
+    Args:
+        g: the graph.
+        given: ``exclude_eids`` of DGL's samplers.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        if len(g.canonical_etypes) > 1:
+            return Refusal("edges to exclude of one type that nobody has named")
+        given = {g.canonical_etypes[0]: given}
+    found = {}
+    for kind, ids in given.items():
+        if kind not in g.canonical_etypes:
+            return Refusal("edges to exclude of no type of edges, as DGL names these")
+        refusal = plain_tensor("exclude_eids", ids)
+        if refusal is not None:
+            return refusal
+        if ids.dim() != 1 or ids.dtype != g.idtype or ids.device != g.device:
+            return Refusal("edges to exclude that are no numbers of the graph's dtype")
+        if ids.numel() > 0:
+            found[kind] = ids.sort().values
+    return found
+
+
+def leave_out(
+    g: Any, src: list[Tensor], dst: list[Tensor], edges: list[Ends], excluded: dict[Any, Tensor]
+) -> tuple[list[Tensor], list[Ends]]:
+    """Sources and edges of a block without some edges, as DGL leaves them out once they are drawn.
+
+    Args:
+        g: the graph.
+        src: as for :func:`block_of`.
+        dst: likewise.
+        edges: likewise.
+        excluded: as :func:`edges_to_exclude` gives them.
+    """
+    kept = []
+    for kind, found in zip(g.canonical_etypes, edges, strict=True):
+        wrong = excluded.get(kind)
+        if wrong is not None and len(found.ids) > 0:
+            ids = found.ids.to(wrong.dtype)
+            places = torch.searchsorted(wrong, ids).clamp_(max=len(wrong) - 1)
+            where = (wrong.index_select(0, places) != ids).nonzero().squeeze(1)
+            found = Ends(*(tensor.index_select(0, where) for tensor in found))
+        kept.append(found)
+    for number, name in enumerate(g.ntypes):
+        is_used = torch.zeros(len(src[number]), dtype=torch.bool)
+        is_used[: len(dst[number])] = True
+        of_type = [i for i, (a, _, _) in enumerate(g.canonical_etypes) if a == name]
+        for i in of_type:
+            is_used[kept[i].row.long()] = True
+        places = is_used.cumsum(0) - 1
+        src[number] = src[number][is_used]
+        for i in of_type:
+            row = kept[i].row
+            kept[i] = kept[i]._replace(row=places.index_select(0, row).to(row.dtype))
+    return src, kept
+
+
 def block_of(g: Any, src: list[Tensor], dst: list[Tensor], edges: list[Ends]) -> Any:
     """A block with the features of a graph, as ``dgl.to_block`` makes it.
 
@@ -102,7 +165,9 @@ def block_of(g: Any, src: list[Tensor], dst: list[Tensor], edges: list[Ends]) ->
     return block
 
 
-def plan_of_types(sampler: Any, g: Any, seed_nodes: Any) -> Computation | Refusal:
+def plan_of_types(
+    sampler: Any, g: Any, seed_nodes: Any, excluded: dict[Any, Tensor]
+) -> Computation | Refusal:
     """The blocks of seeds in a graph of several types, or why to leave them to upstream.
 
     Raises:
@@ -134,7 +199,8 @@ def plan_of_types(sampler: Any, g: Any, seed_nodes: Any) -> Computation | Refusa
         structures[relation] = structure
     if len({(s.ptr.dtype, s.index.dtype) for s in structures.values()}) > 1:
         return Refusal("types of edges of which DGL has grouped some")
-    return lambda: _blocks(g, structures, seed_nodes, seeds, hops, bool(sampler.replace))
+    options = hops, bool(sampler.replace), excluded
+    return lambda: _blocks(g, structures, seed_nodes, seeds, *options)
 
 
 def _by_type(g: Any, fanout: Any) -> dict[Any, Any] | Refusal:
@@ -158,6 +224,7 @@ def _blocks(
     seeds: dict[str, Tensor],
     hops: list[Any],
     replace: bool,
+    excluded: dict[Any, Tensor],
 ) -> tuple[Any, Any, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
     kind = next(iter(structures.values())).index.dtype
@@ -187,6 +254,8 @@ def _blocks(
             if structure.edge_ids is not None:
                 ids = structure.edge_ids.index_select(0, ids)
             edges.append(Ends(drawn.row[relation], drawn.col[relation], ids))
+        if excluded:
+            src, edges = leave_out(g, src, dst, edges, excluded)
         blocks.insert(0, block_of(g, src, dst, edges))
         dst = src
     return blocks[0].srcdata[NID], output_nodes, blocks

@@ -23,7 +23,9 @@ from fastgraph.dgl.blocks import (
     NO_SEEDS,
     Ends,
     block_of,
+    edges_to_exclude,
     fanouts_refusal,
+    leave_out,
     plan_of_types,
     seeds_refusal,
 )
@@ -58,12 +60,15 @@ def plan(
         return Refusal(f"the graph is a {type(g).__name__}")
     if g.device.type != "cpu" or g.is_pinned() or sampler.output_device is not None:
         return Refusal("a graph or an output that is not in the memory of the CPU")
-    if sampler.edge_dir != "in" or exclude_eids is not None:
-        return Refusal("sampling of outgoing edges, or with edges excluded")
+    if sampler.edge_dir != "in":
+        return Refusal("sampling of outgoing edges")
     if len(sampler.fanouts) == 0 or not g.etypes:
         return Refusal("no hops, or no types of edges")
+    excluded = edges_to_exclude(g, exclude_eids)
+    if isinstance(excluded, Refusal):
+        return excluded
     if len(g.ntypes) > 1 or len(g.etypes) > 1:
-        return plan_of_types(sampler, g, seed_nodes)
+        return plan_of_types(sampler, g, seed_nodes, excluded)
     fanouts = list(sampler.fanouts)
     refusal = fanouts_refusal(fanouts) or seeds_refusal(g, g.ntypes[0], seed_nodes)
     if refusal is not None:
@@ -76,7 +81,7 @@ def plan(
     columns = _columns(g, structure, sampler.prob)
     if isinstance(columns, Refusal):
         return columns
-    return lambda: _blocks(g, columns, seed_nodes, fanouts, bool(sampler.replace))
+    return lambda: _blocks(g, columns, seed_nodes, fanouts, bool(sampler.replace), excluded)
 
 
 class _Columns(NamedTuple):
@@ -137,7 +142,12 @@ def _drawable(structure: Structure, values: Tensor) -> _Columns:
 
 
 def _blocks(
-    g: Any, columns: _Columns, output_nodes: Tensor, fanouts: list[int], replace: bool
+    g: Any,
+    columns: _Columns,
+    output_nodes: Tensor,
+    fanouts: list[int],
+    replace: bool,
+    excluded: dict[Any, Tensor],
 ) -> tuple[Tensor, Tensor, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
     index = columns.row
@@ -154,7 +164,10 @@ def _blocks(
         ids, seeds = drawn.edge, drawn.node
         if columns.edge_ids is not None:
             ids = columns.edge_ids.index_select(0, ids)  # takes less time than [ids]
-        src = seeds.to(g.idtype)
-        blocks.insert(0, block_of(g, [src], [dst], [Ends(drawn.row, drawn.col, ids)]))
-        dst = src
+        src, edges = [seeds.to(g.idtype)], [Ends(drawn.row, drawn.col, ids)]
+        if excluded:
+            src, edges = leave_out(g, src, [dst], edges, excluded)
+            seeds = src[0].to(index.dtype)
+        blocks.insert(0, block_of(g, src, [dst], edges))
+        dst = src[0]
     return dst, output_nodes, blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -13,7 +14,12 @@ from tests.dgl.graphs import dgl, graph
 from tests.graphs import random_edges
 from tests.sampling.test_layers import chi_square, limit
 
-from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler  # isort: skip
+from dgl.dataloading import (  # isort: skip
+    DataLoader,
+    MultiLayerFullNeighborSampler,
+    NeighborSampler,
+    as_edge_prediction_sampler,
+)
 
 NAME = "dgl.NeighborSampler"
 
@@ -155,6 +161,54 @@ def test_inclusion_is_uniform() -> None:
     assert chi_square(counts, torch.full_like(counts, 200.0)) < limit(29)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("form", ["tensor", "dict", "nothing", "all"])
+def test_edges_to_exclude(dtype: torch.dtype, form: str) -> None:
+    """DGL leaves them out of those that were drawn, and nodes that only they lead from."""
+    g, seeds = whole(dtype), torch.tensor([99, 7, 0, 50], dtype=dtype)
+    torch.manual_seed(2)
+    excluded: Any = torch.randperm(g.num_edges())[:500].to(dtype)
+    if form in ("nothing", "all"):
+        excluded = torch.arange(0 if form == "nothing" else g.num_edges()).to(dtype)
+    given = {("_N", "_E", "_N"): excluded} if form == "dict" else excluded
+    rest = dgl.remove_edges(g, excluded.long() if dtype == torch.int64 else excluded)
+    full = NeighborSampler([-1, -1])
+    ours = full.sample_blocks(g, seeds, given)
+    check(rest, seeds, [-1, -1], False, renumbered(ours, rest))
+    fastgraph.disable()
+    theirs = full.sample_blocks(g, seeds, given)
+    for a, b in zip(ours[2], theirs[2], strict=True):
+        assert sorted(a.srcdata[dgl.NID].tolist()) == sorted(b.srcdata[dgl.NID].tolist())
+    fastgraph.enable()
+    blocks = NeighborSampler([2, 3]).sample_blocks(g, seeds, given)[2]
+    for block in blocks:
+        assert not torch.isin(block.edata["w"], g.edata["w"][excluded.long()]).any()
+        rows = block.edges()[0]
+        used = {*rows.tolist(), *range(block.num_dst_nodes())}
+        assert used == set(range(block.num_src_nodes()))
+        assert torch.equal(block.edata["w"], g.edata["w"][block.edata[dgl.EID].long()])
+    assert fastgraph.status().row(NAME).routed == 2
+
+
+def renumbered(found: Any, g: Any) -> Any:
+    """The same blocks, with the numbers that edges have in a graph that has some of them."""
+    order = g.edata["w"].argsort()
+    for block in found[2]:
+        places = torch.searchsorted(g.edata["w"][order], block.edata["w"])
+        block.edata[dgl.EID] = order[places].to(g.idtype)
+    return found
+
+
+def test_as_many_edges_are_left_where_some_are_excluded_as_by_dgl() -> None:
+    g = graph(torch.stack([torch.arange(10), torch.zeros(10, dtype=torch.int64)]), 10)
+    sampler, drawn = NeighborSampler([4]), torch.zeros(5, dtype=torch.float64)
+    for _ in range(2100):
+        block = sampler.sample_blocks(g, torch.tensor([0]), torch.arange(5))[2][0]
+        drawn[block.num_edges()] += 1
+    expected = 2100 / 210 * torch.tensor([5.0, 50, 100, 50, 5], dtype=torch.float64)
+    assert chi_square(drawn, expected) < limit(4)  # hypergeometric
+
+
 FORMATS = [("coo", "csr", "csc"), ("csc",)]
 
 
@@ -257,6 +311,18 @@ def test_a_loader(workers: int) -> None:
         check(g, torch.arange(100)[i * 30 : i * 30 + 30], [2, 3], False, batch)
 
 
+@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
+def test_edges_to_predict_are_excluded() -> None:
+    g = whole()
+    sampler = as_edge_prediction_sampler(NeighborSampler([-1]), exclude="self")
+    for _, pairs, blocks in DataLoader(g, torch.arange(300), sampler, batch_size=100):
+        assert not torch.isin(blocks[0].edata[dgl.EID], pairs.edata[dgl.EID]).any()
+        ends = blocks[0].dstdata[dgl.NID]
+        assert blocks[0].num_edges() > 300 and pairs.num_nodes() == len(ends)
+    row = fastgraph.status().row(NAME)
+    assert (row.routed, row.fell_back) == (3, 0)
+
+
 SEEDS = torch.arange(5)
 
 
@@ -266,7 +332,8 @@ SEEDS = torch.arange(5)
         ({"edge_dir": "out"}, SEEDS, None, "sampling of outgoing edges"),
         ({"prob": "missing"}, SEEDS, None, "probabilities that edges do not have"),
         ({"mask": "x2"}, SEEDS, None, "neither one float nor one bool"),
-        ({}, SEEDS, SEEDS, "with edges excluded"),
+        ({}, SEEDS, {"_E": SEEDS}, "edges to exclude of no type"),
+        ({}, SEEDS, SEEDS[:, None], "edges to exclude that are no numbers"),
         ({}, {"_N": SEEDS}, None, "seeds is a dict"),
         ({}, SEEDS[:0], None, "no seeds"),
     ],
@@ -274,7 +341,8 @@ SEEDS = torch.arange(5)
 def test_what_is_left_to_dgl(options: Any, seeds: Any, excluded: Any, reason: str) -> None:
     g = whole()
     g.edata["x2"] = torch.ones(g.num_edges(), dtype=torch.int8)
-    NeighborSampler([2], **options).sample_blocks(g, seeds, excluded)
+    with contextlib.suppress(dgl.DGLError):  # that of a wrong call
+        NeighborSampler([2], **options).sample_blocks(g, seeds, excluded)
     row = fastgraph.status().row(NAME)
     assert (row.routed, row.fell_back) == (0, 1)
     assert reason in next(iter(row.reasons))

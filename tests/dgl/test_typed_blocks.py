@@ -105,6 +105,30 @@ def test_blocks(dtype: torch.dtype, formats: tuple[str, ...], seeds: dict[str, T
     check(g, seeds, hops, sampler.sample_blocks(restricted, seeds))
 
 
+def test_edges_to_exclude() -> None:
+    g = typed()
+    excluded = {RELATIONS[0]: torch.arange(0, 300, 2), RELATIONS[2]: torch.arange(250)}
+    blocks = NeighborSampler([3, -1]).sample_blocks(g, SEEDS, excluded)[2]
+    for block in blocks:
+        used = {name: set(range(block.num_dst_nodes(name))) for name in g.ntypes}
+        for kind in RELATIONS:
+            ids = block.edges[kind].data[dgl.EID]
+            assert not torch.isin(ids, excluded.get(kind, ids[:0])).any()
+            src, dst = block.edges(order="eid", etype=kind)
+            ends = g.find_edges(ids, etype=kind)
+            assert torch.equal(block.srcnodes[kind[0]].data[dgl.NID][src], ends[0])
+            assert torch.equal(block.dstnodes[kind[2]].data[dgl.NID][dst], ends[1])
+            used[kind[0]].update(src.tolist())
+        for name, found in used.items():
+            assert found == set(range(block.num_src_nodes(name)))
+    assert fastgraph.status().row(NAME).routed == 1
+    fastgraph.disable()
+    theirs = NeighborSampler([-1]).sample_blocks(g, SEEDS, excluded)[2][0]
+    for kind in RELATIONS:
+        ours, whole = (b.edges[kind].data[dgl.EID].sort().values for b in (blocks[1], theirs))
+        assert torch.equal(ours, whole)
+
+
 def test_a_layer_computes_on_them_as_on_dgls() -> None:
     g, sampler = typed(), NeighborSampler([-1])
     outs = []
