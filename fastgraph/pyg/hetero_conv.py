@@ -77,6 +77,8 @@ def leaves_out(layer: object, out: Tensor, lin_root: Any, x: Tensor) -> bool:
     weight, bias = affine_map_of(lin_root)
     if bias is not None or type(x) not in _PLAIN or type(out) is not Tensor or x.dim() != 2:
         return False
+    if x.is_meta or not x.device == weight.device == out.device:
+        return False
     if out.shape != (len(x), len(weight)) or x.shape[1] != weight.shape[1]:
         return False
     if not x.dtype == weight.dtype == out.dtype or torch.is_autocast_enabled(x.device.type):

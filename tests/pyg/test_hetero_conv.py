@@ -201,6 +201,17 @@ def test_features_that_do_not_fit_are_pygs_error() -> None:
             of(LAYERS["GraphConv"])(wrong, EDGES)
 
 
+def test_tensors_without_memory() -> None:
+    x_dict = {kind: x.to("meta") for kind, x in features().items()}
+    edges = {kind: index.to("meta") for kind, index in EDGES.items()}
+    with fastgraph.enabled():
+        out = of(LAYERS["SAGE"]).to("meta")(x_dict, edges)
+    assert {kind: value.shape for kind, value in out.items()} == {
+        "paper": (12, 4),
+        "author": (9, 4),
+    }
+
+
 def test_results_of_several_sizes_are_pygs_error() -> None:
     torch.manual_seed(1)
     module = HeteroConv({TYPES[0]: SAGEConv((5, 5), 4), TYPES[1]: SAGEConv((5, 5), 3)}).double()
