@@ -123,6 +123,7 @@ def _contestants(
     graph.create_formats_()
     graph.edata["weight"] = torch.rand(graph.num_edges(), generator=generator)
     graph.edata["mask"] = torch.rand(graph.num_edges(), generator=generator) < _SHARE_OF_MASK
+    excluded = torch.randperm(graph.num_edges(), generator=generator)[: 2 * batch]
     sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
     by_weight = dgl.dataloading.NeighborSampler(fanouts[::-1], prob="weight")
     by_mask = dgl.dataloading.NeighborSampler(fanouts[::-1], mask="mask")
@@ -136,11 +137,11 @@ def _contestants(
     upstream = type(sampler).sample_blocks
     fastgraph.enable()
 
-    def theirs(sampler: Any) -> Callable[[int], int]:
-        return lambda batch: _num_edges(upstream(sampler, graph, seeds[batch])[2])
+    def theirs(sampler: Any, excluded: Any = None) -> Callable[[int], int]:
+        return lambda batch: _num_edges(upstream(sampler, graph, seeds[batch], excluded)[2])
 
-    def ours_as_blocks(sampler: Any) -> Callable[[int], int]:
-        return lambda batch: _num_edges(sampler.sample_blocks(graph, seeds[batch])[2])
+    def ours_as_blocks(sampler: Any, excluded: Any = None) -> Callable[[int], int]:
+        return lambda batch: _num_edges(sampler.sample_blocks(graph, seeds[batch], excluded)[2])
 
     return {
         "fastgraph": ours,
@@ -151,6 +152,8 @@ def _contestants(
         "DGL, by probabilities": theirs(by_weight),
         "fastgraph, blocks of DGL by a mask": ours_as_blocks(by_mask),
         "DGL, by a mask": theirs(by_mask),
+        "fastgraph, blocks of DGL without some edges": ours_as_blocks(sampler, excluded),
+        "DGL, without some edges": theirs(sampler, excluded),
     }
 
 

@@ -1,4 +1,4 @@
-"""Blocks of ``dgl.dataloading`` along several types of edges, by our sampler."""
+"""Blocks of ``dgl.dataloading``: of what they are made, and those along several types of edges."""
 
 from __future__ import annotations
 
@@ -69,8 +69,37 @@ def fanouts_refusal(fanouts: list[Any]) -> Refusal | None:
     return None
 
 
-def edges_to_exclude(g: Any, given: Any) -> dict[Any, Tensor] | Refusal:
-    """Numbers of edges by type, ascending, that blocks are not to have; or why not to do this here.
+class Excluded:
+    """Edges of one type that blocks are not to have.
+
+    Args:
+        ids: their numbers, ``[edges]``, at least one.
+        num_edges: how many edges there are.
+    """
+
+    def __init__(self, ids: Tensor, num_edges: int) -> None:
+        self._is_here: Tensor | None = None
+        if num_edges <= _MOST_MARKS and 0 <= int(ids.min()) <= int(ids.max()) < num_edges:
+            self._is_here = torch.zeros(num_edges, dtype=torch.bool)
+            self._is_here[ids.long()] = True
+        else:
+            self._ids = ids.sort().values
+
+    def others(self, ids: Tensor) -> Tensor:
+        """The positions in ``ids`` of edges that are none of these."""
+        if self._is_here is not None:
+            return (~self._is_here.index_select(0, ids)).nonzero().squeeze(1)
+        ids = ids.to(self._ids.dtype)
+        places = torch.searchsorted(self._ids, ids).clamp_(max=len(self._ids) - 1)
+        return (self._ids.index_select(0, places) != ids).nonzero().squeeze(1)
+
+
+_MOST_MARKS = 1 << 22
+"""Up to so many edges one byte for each is written sooner than numbers are searched."""
+
+
+def edges_to_exclude(g: Any, given: Any) -> dict[Any, Excluded] | Refusal:
+    """The edges by type that blocks are not to have, or why not to do this here.
 
     Args:
         g: the graph.
@@ -92,12 +121,12 @@ def edges_to_exclude(g: Any, given: Any) -> dict[Any, Tensor] | Refusal:
         if ids.dim() != 1 or ids.dtype != g.idtype or ids.device != g.device:
             return Refusal("edges to exclude that are no numbers of the graph's dtype")
         if ids.numel() > 0:
-            found[kind] = ids.sort().values
+            found[kind] = Excluded(ids, g.num_edges(kind))
     return found
 
 
 def leave_out(
-    g: Any, src: list[Tensor], dst: list[Tensor], edges: list[Ends], excluded: dict[Any, Tensor]
+    g: Any, src: list[Tensor], dst: list[Tensor], edges: list[Ends], excluded: dict[Any, Excluded]
 ) -> tuple[list[Tensor], list[Ends]]:
     """Sources and edges of a block without some edges, as DGL leaves them out once they are drawn.
 
@@ -112,9 +141,7 @@ def leave_out(
     for kind, found in zip(g.canonical_etypes, edges, strict=True):
         wrong = excluded.get(kind)
         if wrong is not None and len(found.ids) > 0:
-            ids = found.ids.to(wrong.dtype)
-            places = torch.searchsorted(wrong, ids).clamp_(max=len(wrong) - 1)
-            where = (wrong.index_select(0, places) != ids).nonzero().squeeze(1)
+            where = wrong.others(found.ids)
             found = Ends(*(tensor.index_select(0, where) for tensor in found))
         kept.append(found)
     for number, name in enumerate(g.ntypes):
@@ -166,7 +193,7 @@ def block_of(g: Any, src: list[Tensor], dst: list[Tensor], edges: list[Ends]) ->
 
 
 def plan_of_types(
-    sampler: Any, g: Any, seed_nodes: Any, excluded: dict[Any, Tensor]
+    sampler: Any, g: Any, seed_nodes: Any, excluded: dict[Any, Excluded]
 ) -> Computation | Refusal:
     """The blocks of seeds in a graph of several types, or why to leave them to upstream.
 
@@ -224,7 +251,7 @@ def _blocks(
     seeds: dict[str, Tensor],
     hops: list[Any],
     replace: bool,
-    excluded: dict[Any, Tensor],
+    excluded: dict[Any, Excluded],
 ) -> tuple[Any, Any, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
     kind = next(iter(structures.values())).index.dtype

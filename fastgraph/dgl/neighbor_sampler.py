@@ -22,6 +22,7 @@ from fastgraph import settings
 from fastgraph.dgl.blocks import (
     NO_SEEDS,
     Ends,
+    Excluded,
     block_of,
     edges_to_exclude,
     fanouts_refusal,
@@ -147,7 +148,7 @@ def _blocks(
     output_nodes: Tensor,
     fanouts: list[int],
     replace: bool,
-    excluded: dict[Any, Tensor],
+    excluded: dict[Any, Excluded],
 ) -> tuple[Tensor, Tensor, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
     index = columns.row
