@@ -26,10 +26,16 @@ from rich.console import Console
 from measure.output import RESULTS, publish
 
 _BATCHES = 8
+_SHARE_OF_MASK = 0.7
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--graphs", default="tolokers", show_default=True, help="Separated by commas.")
+@click.option(
+    "--graphs",
+    default="tolokers",
+    show_default=True,
+    help="Separated by commas; `types` is a random one of three types of nodes and six of edges.",
+)
 @click.option("--fanouts", default="15,10", show_default=True, help="By hop.")
 @click.option("--batch", default=1024, show_default=True, help="How many seeds.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
@@ -53,8 +59,11 @@ def main(graphs: str, fanouts: str, batch: int, out: Path, quick: bool) -> None:
         "cells": {},
     }
     for name in graphs.split(","):
-        data = load(name)
-        contestants = _contestants(data.edge_index, data.num_nodes, results["fanouts"], batch)
+        if name == "types":
+            contestants = _of_types(results["fanouts"], batch)
+        else:
+            data = load(name)
+            contestants = _contestants(data.edge_index, data.num_nodes, results["fanouts"], batch)
         results["cells"][name] = _measure(contestants, 10 if quick else 100)
     publish(Console(), out, "sampling", results, _markdown(results))
 
@@ -112,7 +121,12 @@ def _contestants(
 
     graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
     graph.create_formats_()
+    graph.edata["weight"] = torch.rand(graph.num_edges(), generator=generator)
+    graph.edata["mask"] = torch.rand(graph.num_edges(), generator=generator) < _SHARE_OF_MASK
+    excluded = torch.randperm(graph.num_edges(), generator=generator)[: 2 * batch]
     sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
+    by_weight = dgl.dataloading.NeighborSampler(fanouts[::-1], prob="weight")
+    by_mask = dgl.dataloading.NeighborSampler(fanouts[::-1], mask="mask")
 
     def ours(batch: int) -> int:
         return neighbor_sample(colptr, row, seeds[batch], fanouts).row.numel()
@@ -123,21 +137,54 @@ def _contestants(
     upstream = type(sampler).sample_blocks
     fastgraph.enable()
 
-    def theirs(batch: int) -> int:
-        return num_edges(upstream(sampler, graph, seeds[batch])[2])
+    def theirs(sampler: Any, excluded: Any = None) -> Callable[[int], int]:
+        return lambda batch: _num_edges(upstream(sampler, graph, seeds[batch], excluded)[2])
 
-    def ours_as_blocks(batch: int) -> int:
-        return num_edges(sampler.sample_blocks(graph, seeds[batch])[2])
-
-    def num_edges(blocks: list[Any]) -> int:
-        return sum(int(block.num_edges()) for block in blocks)
+    def ours_as_blocks(sampler: Any, excluded: Any = None) -> Callable[[int], int]:
+        return lambda batch: _num_edges(sampler.sample_blocks(graph, seeds[batch], excluded)[2])
 
     return {
         "fastgraph": ours,
         "fastgraph, int32": ours_narrow,
-        "fastgraph, blocks of DGL": ours_as_blocks,
-        "DGL": theirs,
+        "fastgraph, blocks of DGL": ours_as_blocks(sampler),
+        "DGL": theirs(sampler),
+        "fastgraph, blocks of DGL by probabilities": ours_as_blocks(by_weight),
+        "DGL, by probabilities": theirs(by_weight),
+        "fastgraph, blocks of DGL by a mask": ours_as_blocks(by_mask),
+        "DGL, by a mask": theirs(by_mask),
+        "fastgraph, blocks of DGL without some edges": ours_as_blocks(sampler, excluded),
+        "DGL, without some edges": theirs(sampler, excluded),
     }
+
+
+def _of_types(fanouts: list[int], batch: int) -> dict[str, Callable[[int], int]]:
+    """The same of blocks from the graph of several types of ``mini_batches.py``."""
+    import dgl
+    import torch
+
+    import fastgraph
+    from measure.batches import hetero_data
+
+    torch.manual_seed(0)
+    data = hetero_data()
+    edges = {kind: tuple(data[kind].edge_index) for kind in data.edge_types}
+    graph = dgl.heterograph(edges, {kind: data[kind].num_nodes for kind in data.node_types})
+    graph.create_formats_()
+    size = graph.num_nodes("paper")
+    seeds = [{"paper": torch.randperm(size)[:batch]} for _ in range(_BATCHES)]
+    sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
+    upstream = type(sampler).sample_blocks
+    fastgraph.enable()
+    return {
+        "fastgraph, blocks of DGL": lambda batch: _num_edges(
+            sampler.sample_blocks(graph, seeds[batch])[2]
+        ),
+        "DGL": lambda batch: _num_edges(upstream(sampler, graph, seeds[batch])[2]),
+    }
+
+
+def _num_edges(blocks: list[Any]) -> int:
+    return sum(int(block.num_edges()) for block in blocks)
 
 
 def _markdown(results: dict[str, Any]) -> str:

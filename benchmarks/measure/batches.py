@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import DataLoader, NeighborLoader
-from torch_geometric.nn import GAT, PNA, GraphSAGE, global_mean_pool, to_hetero
+from torch_geometric.nn import (
+    GAT,
+    PNA,
+    GraphSAGE,
+    HeteroConv,
+    SAGEConv,
+    global_mean_pool,
+    to_hetero,
+)
 from torch_geometric.utils import degree
 
 from measure.graphs import load
@@ -20,7 +28,7 @@ BATCH = 1024
 FEATURES = 128
 CLASSES = 8
 
-MODELS = ("SAGE mean", "SAGE max", "GAT", "GATv2", "PNA")
+MODELS = ("SAGE mean", "SAGE max", "GAT", "GATv2", "PNA", "HeteroConv of SAGE")
 SOURCES = ("tolokers", "wordnet", "sparse", "hetero", "molecules")
 TRIMMED = ("tolokers", "wordnet", "sparse")
 """Sources whose samples can be trimmed to what a layer needs."""
@@ -43,7 +51,7 @@ def loader_of(name: str, num_batches: int) -> Any:
         graphs = [_molecule() for _ in range(128 * num_batches)]
         return DataLoader(graphs, batch_size=128, shuffle=True)
     if name == "hetero":
-        data, kind = _hetero(), "paper"
+        data, kind = hetero_data(), "paper"
         seeds = (kind, torch.randperm(data[kind].num_nodes)[: BATCH * num_batches])
     else:
         edge_index, num_nodes = _edges(name)
@@ -56,7 +64,7 @@ def loader_of(name: str, num_batches: int) -> Any:
     return NeighborLoader(data, list(FANOUTS), input_nodes=seeds, batch_size=BATCH, shuffle=True)
 
 
-def _hetero() -> HeteroData:
+def hetero_data() -> HeteroData:
     """Papers, authors and institutions."""
     data = HeteroData()
     sizes = {"paper": 30_000, "author": 40_000, "institution": 2_000}
@@ -90,6 +98,8 @@ def _molecule() -> Data:
 
 def model(kind: str, source: str, loader: Any) -> nn.Module:
     """Two layers of a kind, or three for molecules, over all types of edges."""
+    if kind == "HeteroConv of SAGE":
+        return _SumsOverTypes(loader.data.edge_types)
     name, _, aggregation = kind.partition(" ")
     is_hetero = source == "hetero"
     sizes = {
@@ -113,9 +123,26 @@ def model(kind: str, source: str, loader: Any) -> nn.Module:
     return to_hetero(network, loader.data.metadata()) if is_hetero else network
 
 
+class _SumsOverTypes(nn.Module):
+    """Two layers of ``SAGEConv`` for each type of edges, which ``HeteroConv`` adds up."""
+
+    def __init__(self, edge_types: list[tuple[str, str, str]]) -> None:
+        super().__init__()
+        sizes = (FEATURES, FEATURES), (FEATURES, CLASSES)
+        self.layers = nn.ModuleList(
+            HeteroConv({kind: SAGEConv((size, size), out) for kind in edge_types})
+            for size, out in sizes
+        )
+
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
+        first, second = self.layers
+        x_dict = {kind: x.relu() for kind, x in first(x_dict, edge_index_dict).items()}
+        return second(x_dict, edge_index_dict)
+
+
 def can_train(kind: str, source: str) -> bool:
-    """False for PyG's ``PNAConv`` between two types of nodes, which it does not take."""
-    return (kind, source) != ("PNA", "hetero")
+    """False for PyG's ``PNAConv`` between two types of nodes, and ``HeteroConv`` of one type."""
+    return kind != "PNA" if source == "hetero" else kind != "HeteroConv of SAGE"
 
 
 def _histogram(batch: Any) -> Tensor:

@@ -6,14 +6,14 @@ is replaced as a whole: it does what upstream's does around one operator.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted
-from fastgraph.dgl.modules import edge_module_refusal, project
-from fastgraph.layers.attention import same_dtype
+from fastgraph.dgl.modules import LINEAR, edge_module_refusal, project
+from fastgraph.layers.attention import folded_scores, same_dtype
 from fastgraph.layers.sums import add_to
 from fastgraph.machine import capture
 from fastgraph.plugins.refusal import Refusal
@@ -34,23 +34,46 @@ def dropout_rate(module: Any) -> float:
     return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
 
 
-def projected(module: Any, call: Accepted) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of sources and destinations by heads, and of destinations before the projection.
+class Projected(NamedTuple):
+    """Features as attention takes them, as ``GATConv`` and ``EdgeGATConv`` project them.
 
-    As ``GATConv`` and ``EdgeGATConv`` make them. The first two are the same where that is so in
-    upstream.
+    Attributes:
+        x_src: features of sources by heads, ``[sources, heads, channels]``.
+        score_dst: what destinations add to scores, ``[destinations, heads]``; ``None`` where these
+            are the sources.
+        h_dst: features of destinations before the projection.
     """
+
+    x_src: Tensor
+    score_dst: Tensor | None
+    h_dst: Tensor
+
+    def scores(self, module: Any) -> tuple[Tensor, Tensor]:
+        """The terms of sources and of destinations in scores, ``[nodes, heads]`` each."""
+        score_dst = self.score_dst
+        if score_dst is None:
+            score_dst = scores_of(self.x_src, module.attn_r)
+        return scores_of(self.x_src, module.attn_l), score_dst
+
+
+def projected(module: Any, call: Accepted) -> Projected:
+    """The features of a call, projected by its layer."""
     shape = (-1, module._num_heads, module._out_feats)
     h_src = module.feat_drop(call.inputs.src)
     h_dst = h_src if call.shared else module.feat_drop(call.inputs.dst)
     has_one = not hasattr(module, "fc_src")
     x_src = project(module.fc if has_one else module.fc_src, h_src).view(shape)
     if not call.shared:
-        return x_src, project(module.fc if has_one else module.fc_dst, h_dst).view(shape), h_dst
+        lin_dst = module.fc if has_one else module.fc_dst
+        score_dst = folded_scores(LINEAR, lin_dst, h_dst, module.attn_r)
+        if score_dst is None:
+            score_dst = scores_of(project(lin_dst, h_dst).view(shape), module.attn_r)
+        return Projected(x_src, score_dst, h_dst)
     if call.num_dst == len(x_src):
-        return x_src, x_src, h_dst
+        return Projected(x_src, None, h_dst)
     # A block, whose destinations are the first of its sources.
-    return x_src, x_src[: call.num_dst], h_dst[: call.num_dst]
+    score_dst = scores_of(x_src[: call.num_dst], module.attn_r)
+    return Projected(x_src, score_dst, h_dst[: call.num_dst])
 
 
 def residual_of(module: Any, h_dst: Tensor) -> Tensor | None:

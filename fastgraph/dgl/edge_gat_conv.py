@@ -21,7 +21,6 @@ from fastgraph.dgl.attention import (
     finish,
     projected,
     residual_of,
-    scores_of,
 )
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.modules import LINEAR
@@ -67,16 +66,15 @@ def plan(
 
 
 def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attention: bool) -> Any:
-    x_src, x_dst, h_dst = projected(module, call)
-    residual = residual_of(module, h_dst)
+    found = projected(module, call)
+    residual = residual_of(module, found.h_dst)
     # `attn_edge` is made in float32, whatever torch's default.
     edge_feat, weight, att_edge, x_src, score_src, score_dst = same_dtype(
         edge_feat,
         module.fc_edge.weight,
         module.attn_edge[0],
-        x_src,
-        scores_of(x_src, module.attn_l),
-        scores_of(x_dst, module.attn_r),
+        found.x_src,
+        *found.scores(module),
     )
     weight = weight.view(*att_edge.shape, -1)
     score_edge = edge_feat @ torch.einsum("hc,hcd->dh", att_edge, weight)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.attention import (
+    Projected,
     dropout_rate,
     edge_modules_refusal,
     finish,
     projected,
     residual_of,
-    scores_of,
 )
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.graphs.edges import Edges
@@ -55,8 +55,8 @@ def plan(
 def _forward(
     module: GATConv, call: Accepted, edge_weight: Tensor | None, get_attention: bool
 ) -> Any:
-    x_src, x_dst, h_dst = projected(module, call)
-    residual = residual_of(module, h_dst)
+    found = projected(module, call)
+    x_src, residual = found.x_src, residual_of(module, found.h_dst)
     bias = module.bias.view(1, *x_src.shape[1:]) if module.has_explicit_bias else None
     edges = call.edges(numbered=get_attention or edge_weight is not None)
     options = {
@@ -66,30 +66,26 @@ def _forward(
     }
     if edge_weight is not None:
         # As in upstream a copy, so that the caller may edit theirs before the backward pass.
-        weighted = _attention(module, x_src, x_dst, edges, options) * edge_weight[:, None].clone()
+        weighted = _attention(module, found, edges, options) * edge_weight[:, None].clone()
         x_src, weighted = same_dtype(x_src, weighted)
         out = sum_of_heads(x_src, weighted, edges, call.num_dst)
         others = [term for term in (residual, bias) if term is not None]
         return finish(module, out, others, weighted, get_attention)
     attend: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
-    if x_dst is x_src:
+    if found.score_dst is None:
         x_src, att = same_dtype(x_src, torch.cat([module.attn_l, module.attn_r]))
         attend = functools.partial(ops.gat_with_scores, x_src, att)
     else:
-        x_src, *scores = same_dtype(
-            x_src, scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r)
-        )
+        x_src, *scores = same_dtype(x_src, *found.scores(module))
         attend = functools.partial(ops.gat, x_src, *scores)
     terms = terms_of(True, x_src, residual, bias)
     out, alpha, _ = attend(edges.index, addend=terms.addend, need_weights=get_attention, **options)
     return finish(module, out, terms.others, alpha, get_attention)
 
 
-def _attention(
-    module: GATConv, x_src: Tensor, x_dst: Tensor, edges: Edges, options: dict[str, Any]
-) -> Tensor:
+def _attention(module: GATConv, found: Projected, edges: Edges, options: dict[str, Any]) -> Tensor:
     """Attention itself, ``[E, heads]``: of features without channels nothing is added up."""
-    src, dst = same_dtype(scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r))
+    src, dst = same_dtype(*found.scores(module))
     nothing = src.new_empty(*src.shape, 0)
     _, alpha, _ = ops.gat(nothing, src, dst, edges.index, need_weights=True, **options)
     assert alpha is not None

@@ -1,28 +1,42 @@
-"""``dgl.dataloading.NeighborSampler`` on homogeneous graphs: blocks of neighbours, by our sampler.
+"""``dgl.dataloading.NeighborSampler``: blocks of neighbours, by our sampler.
 
 DGL draws edges as a graph of all nodes, of which it makes a block. Here nodes of a block get their
 numbers as it is drawn. Seeds of random numbers come from DGL's generator, so that ``dgl.seed``
 repeats blocks.
+
+By probabilities or a mask, blocks are drawn of the edges that may be drawn, which are remembered
+until these values change.
 """
 
 from __future__ import annotations
 
-from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
-from dgl import random, utils
+import torch
+from dgl import random
 from dgl.dataloading.neighbor_sampler import NeighborSampler
-from dgl.heterograph import DGLBlock, DGLGraph
-from dgl.heterograph_index import create_unitgraph_from_coo
+from dgl.heterograph import DGLGraph
 from torch import Tensor
 
 from fastgraph import settings
+from fastgraph.dgl.blocks import (
+    NO_SEEDS,
+    Ends,
+    Excluded,
+    block_of,
+    edges_to_exclude,
+    fanouts_refusal,
+    leave_out,
+    plan_of_types,
+    seeds_refusal,
+)
 from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.graphs.memo import recalled, tensor_key
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.sampling import neighbor_sample, unique_and_compact
+from fastgraph.sampling import neighbor_sample
 
 
 def install(patches: Patches) -> None:
@@ -39,72 +53,122 @@ def plan(
 
     Raises:
         IndexError: a seed is not in the graph, where DGL reads on.
+        ValueError: a probability is negative or not finite, where DGL's results are undefined.
     """
     if not settings.current().dgl_sampling:
         return None
     if type(g) is not DGLGraph or g.is_block:
         return Refusal(f"the graph is a {type(g).__name__}")
-    if len(g.ntypes) > 1 or len(g.etypes) > 1:
-        return Refusal("several types of nodes or edges")
     if g.device.type != "cpu" or g.is_pinned() or sampler.output_device is not None:
         return Refusal("a graph or an output that is not in the memory of the CPU")
-    if sampler.edge_dir != "in" or sampler.prob is not None or exclude_eids is not None:
-        return Refusal("sampling of outgoing edges, by probabilities or with edges excluded")
-    fanouts = sampler.fanouts
-    if any(isinstance(fanout, bool) or not isinstance(fanout, Integral) for fanout in fanouts):
-        return Refusal("fanouts that are no integers")
-    if not all(-1 <= fanout < 2**31 and fanout != 0 for fanout in fanouts):
-        return Refusal("a fanout of 0, for which versions of DGL differ, or below -1")
-    refusal = plain_tensor("seeds", seed_nodes)
+    if sampler.edge_dir != "in":
+        return Refusal("sampling of outgoing edges")
+    if len(sampler.fanouts) == 0 or not g.etypes:
+        return Refusal("no hops, or no types of edges")
+    excluded = edges_to_exclude(g, exclude_eids)
+    if isinstance(excluded, Refusal):
+        return excluded
+    if len(g.ntypes) > 1 or len(g.etypes) > 1:
+        return plan_of_types(sampler, g, seed_nodes, excluded)
+    fanouts = list(sampler.fanouts)
+    refusal = fanouts_refusal(fanouts) or seeds_refusal(g, g.ntypes[0], seed_nodes)
     if refusal is not None:
         return refusal
-    if seed_nodes.dim() != 1 or seed_nodes.dtype != g.idtype or seed_nodes.device != g.device:
-        return Refusal("seeds that are no node numbers in one dimension of the graph's dtype")
     if seed_nodes.numel() == 0:
-        return Refusal("no seeds")
-    least, most = int(seed_nodes.min()), int(seed_nodes.max())
-    if least < 0 or most >= g.num_nodes():
-        wrong = least if least < 0 else most
-        raise IndexError(f"seed_nodes must be in [0, {g.num_nodes()}), got {wrong}")
-    if unique_and_compact([seed_nodes])[0].numel() < seed_nodes.numel():
-        return Refusal("seeds that come twice")
+        return NO_SEEDS
     structure = structure_of(g._graph)
     if isinstance(structure, Refusal):
         return structure
-    return lambda: _blocks(g, structure, seed_nodes, list(fanouts), bool(sampler.replace))
+    columns = _columns(g, structure, sampler.prob)
+    if isinstance(columns, Refusal):
+        return columns
+    return lambda: _blocks(g, columns, seed_nodes, fanouts, bool(sampler.replace), excluded)
+
+
+class _Columns(NamedTuple):
+    """Edges that may be drawn, grouped by destination.
+
+    Attributes:
+        ptr: ``[nodes + 1]``, where those of each destination begin.
+        row: ``[edges]``, their sources.
+        edge_ids: ``[edges]``, their numbers; ``None`` where that is their order.
+        weight: ``[edges]``, in proportion to which they are drawn; ``None`` for equal chances.
+    """
+
+    ptr: Tensor
+    row: Tensor
+    edge_ids: Tensor | None
+    weight: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self if tensor is not None)
+
+
+def _columns(g: Any, structure: Structure, name: str | None) -> _Columns | Refusal:
+    """The edges that may be drawn by the feature of this name, or why not to draw by it."""
+    if name is None:
+        return _Columns(structure.ptr, structure.index, structure.edge_ids)
+    if name not in g.edata:
+        return Refusal("probabilities that edges do not have")
+    values = g.edata[name]
+    refusal = plain_tensor("prob", values)
+    if refusal is not None:
+        return refusal
+    if values.dim() != 1 or values.dtype not in (torch.bool, torch.float32, torch.float64):
+        return Refusal("probabilities that are neither one float nor one bool for each edge")
+    # DGL, too, copies edges from one format to another once, and sees no edit of the first then.
+    key = "edges to draw", structure.identity, tensor_key(values)
+    return recalled(key, _drawable, (structure, values), [values])
+
+
+def _drawable(structure: Structure, values: Tensor) -> _Columns:
+    """The edges whose value is true or positive."""
+    ids = structure.edge_ids
+    by_place = values.detach() if ids is None else values.detach().index_select(0, ids)
+    is_mask = values.dtype == torch.bool
+    if not is_mask and not bool(((by_place >= 0) & by_place.isfinite()).all()):
+        wrong = values[~((values >= 0) & values.isfinite())][0].item()
+        raise ValueError(f"prob must be at least 0 and finite on all edges, got {wrong}")
+    drawn = by_place if is_mask else by_place > 0
+    places = drawn.nonzero().squeeze(1)
+    before = torch.cat([places.new_zeros(1), drawn.cumsum(0)])
+    return _Columns(
+        before.index_select(0, structure.ptr).to(structure.ptr.dtype),
+        structure.index.index_select(0, places),
+        places if ids is None else ids.index_select(0, places),
+        None if is_mask else by_place.index_select(0, places),
+    )
 
 
 def _blocks(
-    g: Any, structure: Structure, output_nodes: Tensor, fanouts: list[int], replace: bool
+    g: Any,
+    columns: _Columns,
+    output_nodes: Tensor,
+    fanouts: list[int],
+    replace: bool,
+    excluded: dict[Any, Excluded],
 ) -> tuple[Tensor, Tensor, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
-    index = structure.index
+    index = columns.row
     blocks: list[Any] = []
     seeds, dst = output_nodes.to(index.dtype), output_nodes  # as DGL has numbers of nodes
     for fanout in reversed(fanouts):
         drawn = neighbor_sample(
-            *(structure.ptr, index, seeds, [fanout]),
+            *(columns.ptr, index, seeds, [fanout]),
+            edge_weight=columns.weight,
             replace=replace,
             random_seed=int(random.choice(2**62, 1)),
         )
         assert drawn.edge is not None
         ids, seeds = drawn.edge, drawn.node
-        if structure.edge_ids is not None:
-            ids = structure.edge_ids.index_select(0, ids)  # takes less time than [ids]
-        src = seeds.to(g.idtype)
-        blocks.insert(0, _block(g, src, dst, drawn.row, drawn.col, ids))
-        dst = src
+        if columns.edge_ids is not None:
+            ids = columns.edge_ids.index_select(0, ids)  # takes less time than [ids]
+        src, edges = [seeds.to(g.idtype)], [Ends(drawn.row, drawn.col, ids)]
+        if excluded:
+            src, edges = leave_out(g, src, [dst], edges, excluded)
+            seeds = src[0].to(index.dtype)
+        blocks.insert(0, block_of(g, src, [dst], edges))
+        dst = src[0]
     return dst, output_nodes, blocks
-
-
-def _block(g: Any, src: Tensor, dst: Tensor, row: Tensor, col: Tensor, ids: Tensor) -> Any:
-    """A block with the features of a graph, as ``dgl.to_block`` makes it."""
-    ends = row.to(g.idtype), col.to(g.idtype)
-    index = create_unitgraph_from_coo(2, src.numel(), dst.numel(), *ends, ["coo", "csr", "csc"])
-    block = DGLBlock(index, (g.ntypes, g.ntypes), g.etypes)
-    utils.set_new_frames(
-        block,
-        node_frames=utils.extract_node_subframes_for_block(g, [src], [dst]),
-        edge_frames=utils.extract_edge_subframes(g, [ids.to(g.idtype)]),
-    )
-    return block

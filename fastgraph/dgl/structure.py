@@ -66,6 +66,7 @@ class Structure:
         edge_ids: DGL's number of each edge; ``None`` where that is the order of ``index``.
         num_src: number of source nodes.
         num_dst: number of destination nodes.
+        identity: tells it from all others, in keys of what is remembered.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Structure:
     ) -> None:
         self.index, self.ptr, self.edge_ids = index, ptr, edge_ids
         self.num_src, self.num_dst = num_src, num_dst
-        self._identity = object()
+        self.identity = object()
 
     @property
     def num_edges(self) -> int:
@@ -149,7 +150,7 @@ class Structure:
         given = (self.index, self.ptr, edge_ids, *options)
         if is_recording():
             return compute(*given)
-        key = self._identity, name, len(tensors), *options
+        key = self.identity, name, len(tensors), *options
         return recalled(key, compute, given, tensors, held)
 
 
@@ -185,6 +186,7 @@ class Ungrouped(Structure):
     def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> None:
         self._ends = src, dst
         self.num_src, self.num_dst = num_src, num_dst
+        self.identity = object()
         self.views = _VIEWS.given_out
         self._plain: Grouped | None = None
         self._numbered: Grouped | None = None

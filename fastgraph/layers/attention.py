@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastgraph.layers.linear import linear
+from fastgraph.layers.modules import KnownLinear, affine_map_of
 from fastgraph.layers.sums import add_to
 
 
@@ -70,3 +72,40 @@ def join_heads(concat: bool, out: Tensor, changed: bool) -> Tensor:
         return out.mean(dim=1)
     size = (out.shape[0], out.shape[1] * out.shape[2])
     return torch.ops.aten._unsafe_view(out, size) if changed else out.view(size)
+
+
+def folded(weight: Tensor, att: Tensor) -> Tensor:
+    """``W^T a`` of each head, with which ``<a, W x>`` is ``<W^T a, x>``.
+
+    Args:
+        weight: ``[heads * channels, in_channels]``.
+        att: ``[1, heads, channels]``.
+
+    Returns:
+        ``[heads, in_channels]``.
+    """
+    _, heads, channels = att.shape
+    return (weight.view(heads, channels, -1) * att.squeeze(0).unsqueeze(-1)).sum(dim=1)
+
+
+def folded_scores(known: KnownLinear, module: Any, x: Tensor, att: Tensor) -> Tensor | None:
+    """Products of ``module(x)`` with a vector for each head, ``[nodes, heads]``, without itself.
+
+    Destinations of attention between two sets of nodes need nothing else of their projection, which
+    then has ``heads`` rows instead of ``heads * channels``. Half types would round them once more.
+    ``None`` for those, for features that do not fit, and where somebody sees what the module does.
+
+    Args:
+        known: what is known of modules of its class.
+        module: the projection.
+        x: ``[nodes, in_channels]``.
+        att: ``[1, heads, channels]``.
+    """
+    if not known.knows(module) or x.dtype not in (torch.float32, torch.float64):
+        return None
+    weight, bias = affine_map_of(module)
+    if bias is not None or not x.dtype == weight.dtype == att.dtype:
+        return None
+    if x.shape != (len(x), weight.shape[1]) or torch.is_autocast_enabled(x.device.type):
+        return None
+    return linear(x, folded(weight, att), None)

@@ -40,6 +40,7 @@ def fastgraph_routes() -> list[Route]:
         _route("scatter, segment and softmax", "groups"),
         _route("spmm", "spmm"),
         _route("batches of graphs", "collating"),
+        _route("sums over types of edges", "hetero_conv"),
         _route("unrouted", "unrouted"),
         *(_route(name, file) for name, file, _ in layers if file is not None),
     ]

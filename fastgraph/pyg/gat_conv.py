@@ -12,14 +12,20 @@ from torch_geometric.nn.conv import GATConv
 
 from fastgraph import ops
 from fastgraph.graphs.edges import Edges
-from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
+from fastgraph.layers.attention import (
+    Inputs,
+    combine_heads,
+    folded,
+    folded_scores,
+    same_dtype,
+    terms_of,
+)
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
     Accepted,
     accepted,
     dropout_rate,
-    edge_projection,
     edge_refusal,
     joint_width,
     located,
@@ -28,7 +34,7 @@ from fastgraph.pyg.attention import (
     with_loop_features,
     with_weights,
 )
-from fastgraph.pyg.modules import project
+from fastgraph.pyg.modules import LINEAR, project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.sizes import ATTENTION, on_edge_index
 
@@ -121,7 +127,6 @@ def _forward(
         (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
     )
     x_src = project(lin_src, inputs.src).view(shape)
-    x_dst = x_src if shared else project(lin_dst, inputs.dst).view(shape)
     if edge_attr is not None:
         edge_attr = with_loop_features(module, call, edge_attr)
     score_edge = _edge_scores(module, edge_attr)
@@ -131,8 +136,11 @@ def _forward(
         x_src, att, score_edge = same_dtype(x_src, att, score_edge)
         attend = functools.partial(ops.gat_with_scores, x_src, att)
     else:
+        score_dst = folded_scores(LINEAR, lin_dst, inputs.dst, module.att_dst)
+        if score_dst is None:
+            score_dst = _scores(project(lin_dst, inputs.dst).view(shape), module.att_dst)
         x_src, score_src, score_dst, score_edge = same_dtype(
-            x_src, _scores(x_src, module.att_src), _scores(x_dst, module.att_dst), score_edge
+            x_src, _scores(x_src, module.att_src), score_dst, score_edge
         )
         attend = functools.partial(ops.gat, x_src, score_src, score_dst)
     terms = terms_of(module.concat, x_src, residual, module.bias)
@@ -157,5 +165,4 @@ def _edge_scores(module: GATConv, edge: Tensor | None) -> Tensor | None:
     """``<att_edge, W e>`` of each head as ``<W^T att_edge, e>``, ``[E, heads]``."""
     if edge is None or len(edge) == 0:  # upstream leaves the projection out, too
         return None
-    folded: Tensor = (edge_projection(module) * module.att_edge.squeeze(0).unsqueeze(-1)).sum(dim=1)
-    return edge @ folded.t()
+    return edge @ folded(module.lin_edge.weight, module.att_edge).t()

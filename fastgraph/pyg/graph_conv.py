@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import GraphConv
 
 from fastgraph.plugins.patching import Patches
+from fastgraph.pyg.hetero_conv import leaves_out
 from fastgraph.pyg.modules import add_root, pair_of
 from fastgraph.pyg.propagate import aggregate_and_project, least_edges
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -54,4 +55,6 @@ def _forward(
 ) -> Tensor:
     arguments = {"x": x, "edge_weight": edge_weight, "size": size}
     out, owned = aggregate_and_project(module, module.lin_rel, edge_index, **arguments)
+    if leaves_out(module, out, module.lin_root, x[1]):
+        return out
     return add_root(out, owned, module.lin_root, x[1])

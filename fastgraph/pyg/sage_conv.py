@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import SAGEConv
 
 from fastgraph.plugins.patching import Patches
+from fastgraph.pyg.hetero_conv import leaves_out
 from fastgraph.pyg.modules import add_root, pair_of, project
 from fastgraph.pyg.propagate import aggregate_and_project, least_edges
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -48,5 +49,7 @@ def _forward(module: SAGEConv, x: Any, edge_index: Any, size: Any) -> Tensor:
     if module.project and hasattr(module, "lin"):
         x = (project(module.lin, x[0]).relu(), x[1])
     out, owned = aggregate_and_project(module, module.lin_l, edge_index, x=x, size=size)
+    if leaves_out(module, out, module.lin_r, x[1]):
+        return out
     out = add_root(out, owned, module.lin_r, x[1])
     return F.normalize(out, p=2.0, dim=-1) if module.normalize else out

@@ -42,14 +42,16 @@ inline void philox_blocks(uint64_t key, Vector<uint64_t, N> c[4]) {
   }
 }
 
-// What is drawn for one item, word after word.
-class Draws {
+// What is drawn for one item, word after word, of which blocks are made in N lanes.
+template <int N>
+class DrawsInLanes {
  public:
-  Draws(uint64_t key, uint32_t item, uint32_t stream) : key_(key), item_(item), stream_(stream) {}
+  DrawsInLanes(uint64_t key, uint32_t item, uint32_t stream)
+      : key_(key), item_(item), stream_(stream) {}
 
   uint32_t next() {
-    if (number_ % 4 == 0) make(static_cast<uint32_t>(number_ / 4));
-    return words_[number_++ % 4];
+    if (number_ % kWords == 0) make(static_cast<uint32_t>(number_ / 4));
+    return words_[number_++ % kWords];
   }
 
   uint64_t next64() {
@@ -57,19 +59,32 @@ class Draws {
     return low | static_cast<uint64_t>(next()) << 32;
   }
 
+  // The same from the first word on, for who draws many.
+  template <int M>
+  DrawsInLanes<M> in_lanes() const {
+    return {key_, item_, stream_};
+  }
+
  private:
-  // In one lane of two, of which the smallest vectors are.
+  static constexpr int kWords = 4 * N;
+
   void make(uint32_t block) {
-    Vector<uint64_t, 2> c[4] = {{block, 0}, {item_, 0}, {stream_, 0}, {0, 0}};
-    philox_blocks<2>(key_, c);
-    for (int w = 0; w < 4; ++w) words_[w] = static_cast<uint32_t>(c[w][0]);
+    Vector<uint64_t, N> c[4] = {{}, splat<uint64_t, N>(item_), splat<uint64_t, N>(stream_), {}};
+    for (int lane = 0; lane < N; ++lane) c[0][lane] = block + static_cast<uint32_t>(lane);
+    philox_blocks<N>(key_, c);
+    for (int lane = 0; lane < N; ++lane) {
+      for (int w = 0; w < 4; ++w) words_[4 * lane + w] = static_cast<uint32_t>(c[w][lane]);
+    }
   }
 
   uint64_t key_;
   uint32_t item_, stream_;
   uint64_t number_ = 0;
-  uint32_t words_[4];
+  uint32_t words_[kWords];
 };
+
+// Of few words, in the smallest vectors.
+using Draws = DrawsInLanes<2>;
 
 // A number below `bound` from 32 random bits, for bounds of up to 16 bits: none is more likely than
 // another by more than a part in 2^16.

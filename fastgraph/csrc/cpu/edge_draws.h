@@ -120,20 +120,29 @@ void draw_with_replacement(Draws draws, EdgeRange range, Ptr* out) {
   }
 }
 
+// True if -log(unit) > least * weight by far more than rounding, without a logarithm:
+// -log(u) >= 2 (1 - u) / (1 + u).
+inline bool is_certainly_later(double unit, double weight, double least) {
+  constexpr double kRounding = 1 + 1e-9;
+  return 2 * (1 - unit) > kRounding * least * weight * (1 + unit);
+}
+
 // By weight without replacement: the edges with the least exponential times of rates that are their
 // weights (Efraimidis and Spirakis, Weighted random sampling with a reservoir, IPL 2006), the least
 // one first.
 template <typename Ptr, typename Index>
 void draw_distinct_by_weight(const Relation<Ptr, Index>& relation, Draws draws, EdgeRange range,
                              Ptr* out) {
+  auto many = draws.in_lanes<kVectorBytes / 8>();
   std::vector<std::pair<double, int64_t>> least;  // a heap, the largest of them on top
   least.reserve(static_cast<size_t>(range.count) + 1);
   for (int64_t e = range.begin; e < range.begin + range.population; ++e) {
-    const uint32_t word = draws.next();
-    const double weight = relation.weight_of(e);
+    const double unit = to_unit(many.next()), weight = relation.weight_of(e);
     if (weight == 0) continue;
-    const std::pair<double, int64_t> candidate{-std::log(to_unit(word)) / weight, e};
-    if (static_cast<int64_t>(least.size()) == range.count) {
+    const bool is_full = static_cast<int64_t>(least.size()) == range.count;
+    if (is_full && is_certainly_later(unit, weight, least.front().first)) continue;
+    const std::pair<double, int64_t> candidate{-std::log(unit) / weight, e};
+    if (is_full) {
       if (least.front() < candidate) continue;
       std::pop_heap(least.begin(), least.end());
       least.pop_back();
