@@ -372,7 +372,7 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
 def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
     """Of scaled features, so that nobody stores what scales entries, as in graph convolutions."""
     pattern = body.pattern
-    num_scaled = _num_scaled(made, pattern) * x[0].numel()
+    num_scaled = _num_scaled(made, pattern) * x.shape[1:].numel()
     if heads_of(x) == 1 and num_scaled > _MOST_SCALED * pattern.nnz:
         return _SCALED
     if not made.is_ordinary(pattern):
@@ -452,7 +452,7 @@ def _program(score: Expression, x: Tensor, *, is_softmax: bool) -> Plan | str:
     if score.shape[1:].numel() not in (1, heads_of(x)):
         return "scores of another number of heads"
     has_gradient = torch.is_grad_enabled() and (score.requires_grad or x.requires_grad)
-    message = _message(score, x[0].numel(), heads_of(x), has_gradient, is_softmax=is_softmax)
+    message = _message(score, x.shape[1:].numel(), heads_of(x), has_gradient, is_softmax=is_softmax)
     if isinstance(message, str):
         return message
     run = functools.partial(message.product, is_softmax=is_softmax)
