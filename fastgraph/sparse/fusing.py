@@ -372,7 +372,7 @@ def _summed(body: Expression, x: Tensor) -> Plan | str:
 def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
     """Of scaled features, so that nobody stores what scales entries, as in graph convolutions."""
     pattern = body.pattern
-    num_scaled = _num_scaled(made, pattern) * x[0].numel()
+    num_scaled = _num_scaled(made, pattern) * x.shape[1:].numel()
     if heads_of(x) == 1 and num_scaled > _MOST_SCALED * pattern.nnz:
         return _SCALED
     if not made.is_ordinary(pattern):
@@ -452,7 +452,7 @@ def _program(score: Expression, x: Tensor, *, is_softmax: bool) -> Plan | str:
     if score.shape[1:].numel() not in (1, heads_of(x)):
         return "scores of another number of heads"
     has_gradient = torch.is_grad_enabled() and (score.requires_grad or x.requires_grad)
-    message = _message(score, x[0].numel(), heads_of(x), has_gradient, is_softmax=is_softmax)
+    message = _message(score, x.shape[1:].numel(), heads_of(x), has_gradient, is_softmax=is_softmax)
     if isinstance(message, str):
         return message
     run = functools.partial(message.product, is_softmax=is_softmax)
@@ -480,28 +480,38 @@ def _message(
     if values.pattern.nnz * max(width, *widths, 1) < _FEWEST_OF_PROGRAM:
         return "too few entries for an edge program to gain"
     made = None if is_softmax else monomial(values)
+    is_product = False
+    if made is not None and len(made.dots) == 1 and width > 1:
+        is_product = True
+        if heads == 1 and has_gradient and _is_slower(made, values.pattern, width):
+            # Told before a program has features of all rows scaled.
+            return "rows of few entries of one head, with gradients"
     try:
         message = Message(values, is_by_row=is_by_row)
     except Refused as refused:
         return str(refused)
-    reason = _slower_of_one_head(message, made, width, has_gradient, is_softmax=is_softmax)
-    return message if heads > 1 or reason is None else reason
+    if is_product or heads > 1:
+        return message
+    return _slower_of_one_head(message, width, has_gradient, is_softmax=is_softmax) or message
+
+
+def _has_few(pattern: Pattern) -> bool:
+    return pattern.nnz < _FEWEST_OF_ROW * max(pattern.shape)
+
+
+def _is_slower(made: Monomial, pattern: Pattern, width: int) -> bool:
+    """True where gradients of one dot product of one head take longer by a program, as measured."""
+    is_scaled = any(factor.tensor.requires_grad for factor in made.rows + made.cols)
+    return _has_few(pattern) and (is_scaled or width < _WIDE)
 
 
 def _slower_of_one_head(
-    message: Message, made: Monomial | None, width: int, has_gradient: bool, *, is_softmax: bool
+    message: Message, width: int, has_gradient: bool, *, is_softmax: bool
 ) -> str | None:
-    """Why separate operators on one head are faster, as they were measured to be."""
-    pattern = message.pattern
-    is_small = pattern.nnz < _FEWEST_OF_ROW * max(pattern.shape)
-    if made is not None and len(made.dots) == 1 and width > 1:
-        is_scaled = any(factor.tensor.requires_grad for factor in made.rows + made.cols)
-        if has_gradient and is_small and (is_scaled or width < _WIDE):
-            return "rows of few entries of one head, with gradients"
-        return None
+    """Why separate operators on one head are faster for other values, as they were measured."""
     if has_gradient:
         return "gradients of values of one head that are no dot products"
-    if is_small or (width == 1 and message.num_dots == 0):
+    if _has_few(message.pattern) or (width == 1 and message.num_dots == 0):
         return "rows of few entries, of one head"
     if is_softmax and message.has_entries:
         return "a softmax of given values of entries, of one head"

@@ -121,7 +121,7 @@ class Message:
         # A gradient of a factor of rows costs less at its row than along entries.
         is_at_rows = bool(made.dots) and any(f.tensor.requires_grad for f in made.rows)
         heads = made.dots[0].shape[1:].numel() if is_at_rows else 1
-        is_at_rows = is_at_rows and all(f.tensor[0].numel() in (1, heads) for f in made.rows)
+        is_at_rows = is_at_rows and all(f.tensor.shape[1:].numel() in (1, heads) for f in made.rows)
         scaling = made.rows if is_at_rows else []
         factors = [self._dot(dot, scaling if k == 0 else []) for k, dot in enumerate(made.dots)]
         left = [] if is_at_rows else made.rows
@@ -162,14 +162,14 @@ class Message:
         if is_softmax:
             out = self._run(("softmax", heads, self.tree, value))
         else:
-            out = self._run(("sum", x[0].numel(), ("apply", "mul", self.tree, value)))
+            out = self._run(("sum", x.shape[1:].numel(), ("apply", "mul", self.tree, value)))
         return out.view(-1, *x.shape[1:])
 
     def _run(self, output: Tree) -> Tensor:
         index, ptr, transpose, _, _ = self.pattern.edges
         num_out, num_in = self.pattern.shape if self._is_by_row else self.pattern.shape[::-1]
         facts = tuple(
-            (name, place, tensor[0].numel() if place != "parameter" else tensor.numel())
+            (name, place, tensor.shape[1:].numel() if place != "parameter" else tensor.numel())
             for name, (place, tensor) in self.operands.items()
         )
         (out,) = ops.edge_program(

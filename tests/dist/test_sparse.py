@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 import fastgraph.dist as fgd
 import fastgraph.sparse as fgs
-from fastgraph.dist.operators.grid.cost import Exchanged, Widths, volume
+from fastgraph.dist.operators import cost
+from fastgraph.dist.operators.grid.cost import Exchanged, Widths, exchanged, volume
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.nn import GlobalAGNN, GlobalGAT, GlobalVA
+from fastgraph.registry import operators
 from fastgraph.sparse import SparseMatrix
 from fastgraph.sparse.groups import REDUCTIONS
 from tests.dist.comparing import deviation
@@ -174,12 +176,37 @@ def on_this_rank() -> dict[str, Any]:
         except IndexError as error:
             found["outside"] = str(error)
     found["sent"] = {mesh: sent(mesh) for mesh in MESHES[WORLD.size]}
+    found["kinds"] = kinds_sent()
     return found
 
 
-def sent(mesh: Mesh) -> dict[str, tuple[int, int]]:
-    """Bytes of a step of vanilla attention, counted and predicted."""
-    data = shards(PARTITIONS["uneven"](WORLD.size), mode="grid", mesh=mesh)(graph())
+class Sent(NamedTuple):
+    """A step: the bytes of rows and of all else, and collectives, counted and predicted."""
+
+    counted: tuple[int, int, int]
+    predicted: tuple[int, int, int]
+
+
+def step(call: Any, data: Any) -> None:
+    """Forward and backward of the rows of this rank, so that nothing is sent but by the call."""
+    a = fgs.from_edge_index(data.edge_index, num_nodes=NUM_NODES)
+    for _ in range(2):  # the first one plans, and finds rows without entries
+        h = data.x.detach().requires_grad_()
+        fgd.COUNTS.reset()
+        parameters = [*call.parameters()] if isinstance(call, torch.nn.Module) else []
+        torch.autograd.grad(call(a, h).local.sin().sum(), [h, *parameters])
+
+
+def two_or_more() -> Tensor:
+    """Uneven parts: ranks with a row or none compare whether a reshape has copied."""
+    parts = PARTITIONS["uneven"](WORLD.size)
+    parts[: 2 * WORLD.size] = torch.arange(2 * WORLD.size) % WORLD.size
+    return parts
+
+
+def sent(mesh: Mesh) -> dict[str, Sent]:
+    """What is sent in a step of attention on a grid, beside the formulas."""
+    data = shards(two_or_more(), mode="grid", mesh=mesh)(graph())
     counts, k = data.x.rows.counts, NUM_FEATURES
     found = {}
 
@@ -187,23 +214,46 @@ def sent(mesh: Mesh) -> dict[str, tuple[int, int]]:
         scores = fgs.SparseMatrix(a.pattern, fgs.sddmm(a, h, h.T).val * 1.0)
         return fgs.spmm(scores, h)
 
+    def alike(sources: int, destinations: int, partial: int) -> Exchanged:
+        of_bytes = Widths(8 * sources, 8 * destinations, 8 * partial)
+        return Exchanged(of_bytes, of_bytes)
+
+    given = [x.requires_grad_() for x in (torch.empty(1, 1, k), *torch.empty(2, 1, 1))]
+    gat = exchanged(cost.attention_layer(operators.GAT.shapes, [*given, None], 1))
     # A layer with much fewer channels out multiplies first.
-    calls: dict[str, tuple[Any, Widths]] = {
-        "one operator": (lambda a, h: fgs.sddmm(a, h, h.T) @ h, Widths(k, k, k)),
-        "two operators": (by_two, Widths(2 * k, k, k)),
-        "a layer": (GlobalVA(k, k), Widths(k, k, k)),
-        "a narrowing layer": (GlobalVA(k, 3), Widths(k + 3, k, 3)),
-        "a layer of cosines": (GlobalAGNN(k, k), Widths(k + 1, k, k)),
+    calls: dict[str, tuple[Any, Exchanged]] = {
+        "one operator": (lambda a, h: fgs.sddmm(a, h, h.T) @ h, alike(k, k, k)),
+        "two operators": (by_two, alike(2 * k, k, k)),
+        "a layer": (GlobalVA(k, k), alike(k, k, k)),
+        "a narrowing layer": (GlobalVA(k, 3), alike(k + 3, k, 3)),
+        "a layer of cosines": (GlobalAGNN(k, k), alike(k + 1, k, k)),
+        "a layer of ends": (GlobalGAT(k, k), gat),
     }
-    a = fgs.from_edge_index(data.edge_index, num_nodes=NUM_NODES)
     for name, (call, widths) in calls.items():
-        for _ in range(2):  # the first one plans, and finds rows without entries
-            h = data.x.detach().requires_grad_()
-            fgd.COUNTS.reset()
-            torch.autograd.grad(call(a, h).sin().sum(), [h])
-        of_bytes = Widths(*(8 * width for width in widths))
-        expected = volume(mesh, Exchanged(of_bytes, of_bytes), counts, counts)
-        found[name] = fgd.COUNTS.sent["all_to_all"], expected.sent[WORLD.rank]
+        step(call, data)
+        rows = fgd.COUNTS.sent["all_to_all"]
+        others = sum(fgd.COUNTS.sent.values()) - rows
+        parameters = [*call.parameters()] if isinstance(call, torch.nn.Module) else []
+        expected = volume(mesh, widths, counts, counts)
+        of_parameters = (WORLD.size - 1) * sum(w.nbytes for w in parameters)
+        collectives = expected.collectives + len(parameters)
+        # Two operators gather one after the other.
+        collectives += 2 * (name == "two operators" and mesh[0] > 1)
+        found[name] = Sent(
+            (rows, others, sum(fgd.COUNTS.calls.values())),
+            (expected.sent[WORLD.rank], of_parameters, collectives),
+        )
+    return found
+
+
+def kinds_sent() -> dict[str, set[str]]:
+    """The collectives that products of expressions of nodes take."""
+    found = {}
+    for mode in MODES:
+        data = shards(two_or_more(), mode=mode)(graph())
+        for name, call in FUSED.items():
+            step(call, data)
+            found[f"{name}, {mode}"] = {kind for kind, n in fgd.COUNTS.calls.items() if n > 0}
     return found
 
 
@@ -235,9 +285,18 @@ def test_layers_are_computed_on_the_grid(found: list[dict[str, Any]]) -> None:
 def test_a_row_is_sent_once_by_one_operator(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         for steps in of_rank["sent"].values():
-            for name, (counted, predicted) in steps.items():
-                assert counted == predicted > 0, name
-            assert 4 * steps["one operator"][0] >= 2 * steps["two operators"][0]
+            for name, step in steps.items():
+                assert step.counted == step.predicted, name
+                assert step.counted[0] > 0, name
+            rows = {name: step.counted[0] for name, step in steps.items()}
+            assert 4 * rows["one operator"] >= 2 * rows["two operators"]
+
+
+def test_nothing_but_rows_is_sent(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        kinds = of_rank["kinds"]
+        assert len(kinds) == len(MODES) * len(FUSED)
+        assert {name: kind for name, kind in kinds.items() if kind != {"all_to_all"}} == {}
 
 
 def test_operands_that_were_edited_are_an_error(found: list[dict[str, Any]]) -> None:

@@ -92,3 +92,31 @@ def test_rows_are_what_they_are_alone(name: str, wide: int, narrow: int) -> None
             is_of_edges = whole.shape[0] == sum(DEGREES)
             own = slice(begin, begin + degree) if is_of_edges else slice(row, row + 1)
             assert torch.equal(whole[own], alone), (row, degree)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("of_head", [4, 8, 16, 32, 48, 64, 128, 192])
+def test_dot_products_of_whole_vectors_are_those_of_their_edges(of_head: int, heads: int) -> None:
+    """Whichever vectors a level of the processor has, and wherever rows begin in a block."""
+    generator = torch.Generator().manual_seed(of_head)
+    count, width = sum(DEGREES), heads * of_head
+    ptr = torch.tensor([0, *DEGREES]).cumsum(0)
+    ends = torch.randint(NODES, (count,), generator=generator)
+    rows = torch.randn(len(DEGREES), width, generator=generator)
+    x = torch.randn(NODES, width, generator=generator)
+    text = f"""
+        y = row {width}
+        x = gathered {width}
+        t0 = dot y x {heads}
+        t1 = mul t0 x
+        edge t0
+        sum t1
+    """
+    dots, sums = ops.edge_program(text, {"y": rows, "x": x}, ends, ptr=ptr, num_in=NODES)
+    own, other = rows.double().repeat_interleave(ptr.diff(), 0), x.double()[ends]
+    expected = (own * other).view(count, heads, of_head).sum(2)
+    weighed = expected.repeat_interleave(of_head, 1) * other
+    of_rows = torch.zeros(len(DEGREES), width, dtype=torch.float64)
+    of_rows.index_add_(0, torch.arange(len(DEGREES)).repeat_interleave(ptr.diff()), weighed)
+    torch.testing.assert_close(dots.double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(sums.double(), of_rows, rtol=1e-5, atol=1e-3)

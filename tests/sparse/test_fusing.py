@@ -279,6 +279,10 @@ def test_factors_of_few_entries_are_separate_with_gradients(
         assert "few entries of one head" in reason
         assert status.row("sparse").programs == 1
         torch.testing.assert_close(*outs)
+    # It is told before a program is made, for which features of all rows were scaled.
+    monkeypatch.setattr(fusing, "Message", None)
+    product = a * ((fgs.dense(t[0]) @ t[1].T) * fgs.rows(t[2]))
+    assert "few entries of one head" in fgs.explain(product, t[4])
 
 
 def test_more_features_to_scale_than_values(monkeypatch: pytest.MonkeyPatch) -> None:

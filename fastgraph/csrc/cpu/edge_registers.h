@@ -9,6 +9,7 @@
 
 #include "cpu/edge_channels.h"
 #include "cpu/edge_heads.h"
+#include "cpu/edge_layout.h"
 #include "cpu/edge_products.h"
 #include "cpu/edge_rows.h"
 #include "cpu/running_softmax.h"
@@ -21,57 +22,6 @@
 #include "fastgraph/views.h"
 
 namespace fastgraph {
-
-// The least edges that registers hold, and how many bytes of them there should be: they and what is
-// gathered for the next ones fit into a core's first cache.
-constexpr int64_t kLeastEdges = 4;
-constexpr int64_t kRegisterBytes = 1 << 14;
-
-// The same where edges are multiplied by matrices, of which each row serves all edges of a block:
-// into its second cache.
-constexpr int64_t kMultipliedBytes = 1 << 16;
-
-// Values of fewer channels stand next to each other for all edges of a block, so that instructions
-// go over them in whole vectors.
-constexpr int64_t kNarrow = 32;
-
-// Whether operands of so many channels are read where they are: others are copied, as they are
-// narrow or of another type.
-constexpr bool is_in_place(int64_t width, bool is_half) { return width >= kNarrow && !is_half; }
-
-// Where the values of slots are, in elements of a task's memory.
-struct EdgeLayout {
-  int64_t block;  // edges at once
-  int64_t ahead;  // operands are asked for so many edges before; narrow ones take less time
-  std::vector<int64_t> begin;
-  int64_t size = 0;
-
-  EdgeLayout(const EdgeCode& code, int64_t item_bytes, bool is_half) {
-    int64_t bytes = 1;  // of all that is computed or kept for one edge
-    bool is_narrow = true;
-    for (int64_t s = 0; s < code.num_slots; ++s) {
-      if (code.slots[s].kind == EdgeSlotKind::kOfEdge) bytes += code.slots[s].width * item_bytes;
-      is_narrow = is_narrow && code.slots[s].width < kNarrow;
-    }
-    const int64_t most = code.multiplies() ? kMultipliedBytes : kRegisterBytes;
-    block = std::clamp(most / bytes, kLeastEdges, is_narrow ? kMostEdges : kMostWideEdges);
-    ahead = is_narrow ? 2 * block : block;
-    for (int64_t s = 0; s < code.num_slots; ++s) {
-      const EdgeSlot slot = code.slots[s];
-      begin.push_back(size);
-      if (slot.is_operand() && is_in_place(slot.width, is_half)) continue;
-      size += round_up((has_edges(slot) ? block : 1) * slot.width);
-    }
-    size = round_up(size + 1);  // vectors may begin with the last value
-  }
-
-  // Whether a slot has room for all edges of a block: for their values, or for those of as many
-  // rows.
-  static bool has_edges(const EdgeSlot& slot) { return slot.often() > 0 || slot.width < kNarrow; }
-
-  // So that the last vector of a register is its own.
-  static int64_t round_up(int64_t size) { return (size + 15) / 16 * 16; }
-};
 
 // out[c] = f(in[c]...) for c < width, a vector at a time.
 template <typename A, typename F, typename... In>
@@ -178,10 +128,13 @@ class EdgeRegisters {
   // once.
   FASTGRAPH_INLINE void expect(int64_t g) const {
     if (g >= num_next_) return;
-    const int64_t node = graph_.col[next_ + g], edge = graph_.edge(next_ + g);
     const Matrix<const T>* const ahead = ahead_.data();
-    for (int64_t i = 0; i < num_ahead_; ++i) {
-      prefetch_row(ahead[i].row(i < num_gathered_ ? node : edge), ahead[i].width);
+    const int64_t node = graph_.col[next_ + g];
+    for (int64_t i = 0; i < num_gathered_; ++i) prefetch_row(ahead[i].row(node), ahead[i].width);
+    if (num_ahead_ == num_gathered_) return;
+    const int64_t edge = graph_.edge(next_ + g);
+    for (int64_t i = num_gathered_; i < num_ahead_; ++i) {
+      prefetch_row(ahead[i].row(edge), ahead[i].width);
     }
   }
   void have_expected() { num_next_ = 0; }
@@ -434,24 +387,46 @@ class EdgeRegisters {
     }
   }
 
-  // The same where heads are whole vectors: as many sums at once as a vector has lanes, of
-  // whichever edges.
+  // The same where heads are whole vectors. How many of them a head has is known to the compiler
+  // where it often is so many.
   template <int kLane, typename F, typename... In>
-  void sum_vectors(int32_t out, int64_t of_head, int64_t edges, const F& f, const In*... in) {
+  FASTGRAPH_INLINE void sum_vectors(int32_t out, int64_t of_head, int64_t edges, const F& f,
+                                    const In*... in) {
+    switch (of_head / kLane) {
+      case 1: return sum_vectors<kLane>(std::integral_constant<int64_t, 1>{}, out, edges, f, in...);
+      case 2: return sum_vectors<kLane>(std::integral_constant<int64_t, 2>{}, out, edges, f, in...);
+      case 4: return sum_vectors<kLane>(std::integral_constant<int64_t, 4>{}, out, edges, f, in...);
+      case 8: return sum_vectors<kLane>(std::integral_constant<int64_t, 8>{}, out, edges, f, in...);
+      default: return sum_vectors<kLane>(of_head / kLane, out, edges, f, in...);
+    }
+  }
+
+  // As many sums at once as a vector has lanes, of whichever edges.
+  template <int kLane, typename Count, typename F, typename... In>
+  void sum_vectors(Count vectors, int32_t out, int64_t edges, const F& f, const In*... in) {
     const int64_t heads = width(out), count = edges * heads;
+    const auto sum = [&](int64_t g, int64_t begin) {
+      auto found = f(load<kLane>(in[g] + begin)...);
+      for (int64_t q = 1; q < vectors; ++q) {
+        found += f(load<kLane>(in[g] + begin + q * kLane)...);
+      }
+      return found;
+    };
     int64_t g = 0, h = 0;
     for (int64_t first = 0; first < count; first += kLane) {
       const int taken = static_cast<int>(std::min<int64_t>(kLane, count - first));
       Vector<A, kLane> sums[kLane];
-      for (int k = 0; k < taken; ++k) {
-        const int64_t begin = h * of_head, end = begin + of_head;
-        sums[k] = f(load<kLane>(in[g] + begin)...);
-        for (int64_t c = begin + kLane; c < end; c += kLane) {
-          sums[k] += f(load<kLane>(in[g] + c)...);
-        }
-        if (++h == heads) {
-          h = 0;
-          ++g;
+      if (heads == 1 && taken == kLane) {
+#pragma GCC unroll 16
+        for (int k = 0; k < kLane; ++k) sums[k] = sum(g + k, 0);
+        g += kLane;
+      } else {
+        for (int k = 0; k < taken; ++k) {
+          sums[k] = sum(g, h * vectors * kLane);
+          if (++h == heads) {
+            h = 0;
+            ++g;
+          }
         }
       }
       store<kLane>(own(out) + first, sums_of<A, kLane>(sums, taken));

@@ -7,7 +7,7 @@
 namespace fastgraph {
 
 // The most edges that registers hold: of values with few channels, and of others.
-constexpr int64_t kMostEdges = 64, kMostWideEdges = 16;
+constexpr int64_t kMostEdges = 64, kMostWideEdges = 32;
 
 // The rows of a block of edges: short ones, all of whose edges are there, or a long one. So what
 // the interpreter does for each block is shared where nodes have few edges.
