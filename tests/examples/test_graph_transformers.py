@@ -12,6 +12,17 @@ from tests import forks
 pytest.importorskip("torch_geometric")
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "graph_transformers"
+LAUNCHED = ("-m", "fastgraph.dist", "--min-nodes", "10", "--random", "exact", "--mode")
+IN_FLOAT64 = """
+import sys, torch
+torch.set_default_dtype(torch.float64)
+torch.Tensor.float = torch.Tensor.double  # by which the script rounds its loss
+sys.path.insert(0, sys.argv[1])
+sys.argv[:2] = [sys.argv[1] + "/nodes.py"]
+__file__ = sys.argv[0]
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+TRAINED = re.compile(r"^Epoch: .*(?=, Time)", re.MULTILINE)
 LOSS = re.compile(r"^Epoch: \d+, Loss: (\S+),", re.MULTILINE)
 
 
@@ -37,3 +48,22 @@ def test_mixed_precision(tmp_path: Path) -> None:
     words = ["--graphs", "40", "--batch-size", "16", "--epochs", "1"]
     exact, rounded = (losses("graphs.py", *words, *more, cwd=tmp_path) for more in ([], ["--amp"]))
     assert rounded != exact and float(rounded[0]) == pytest.approx(float(exact[0]), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode", "checkpoint"),
+    [(2, "halo", []), (3, "heads", ["--checkpoint"]), (3, "auto", [])],
+)
+def test_ranks_print_what_one_process_prints(
+    ranks: int, mode: str, checkpoint: list[str], tmp_path: Path
+) -> None:
+    """With dropout everywhere, a token, biases by types, and turns of both kinds."""
+    (tmp_path / "script.py").write_text(IN_FLOAT64)
+    given = [str(FOLDER), "--nodes", "120", "--lr", "0.01", "--warm-up", "1", "--epochs", "3"]
+    given += checkpoint
+    one = forks.python("script.py", *given, cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    found = forks.launched(ranks, *LAUNCHED, mode, "script.py", *given, cwd=tmp_path)
+    expected = TRAINED.findall(one.stdout)
+    assert len(expected) == 3 and TRAINED.findall(found) == expected, found
+    assert "attention" not in found  # is gathered
