@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
+import fastgraph.dist as fgd
 from fastgraph.nn import Schedule, polynomial_decay
 
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, epochs: int, warm_up: int)
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--checkpoint", action="store_true", help="keep no activations of layers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", help="folder of checkpoints, from the last of which it goes on")
 
 
 def schedule_of(period: int) -> Schedule:
@@ -46,3 +49,37 @@ def optimizer_of(
     )
     warm_up, steps = (n * steps_of_epoch for n in (arguments.warm_up, arguments.epochs))
     return optimizer, polynomial_decay(optimizer, min(warm_up, steps - 1), steps)
+
+
+class Checkpoints:
+    """The state of a training after each epoch, on one process or on ranks, if a folder is named.
+
+    Args:
+        folder: of the checkpoints of one training; ``None`` for none.
+        model: that is trained.
+        optimizer: that trains it.
+        scheduler: of its rates.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LambdaLR,
+    ) -> None:
+        self.folder, self.trained, self.scheduler = folder, (model, optimizer), scheduler
+
+    def load(self) -> dict[str, Any]:
+        """Go on from the last one; gives what was kept besides, nothing where there is none."""
+        found = self.folder and fgd.load(self.folder, *self.trained, missing_ok=True)
+        if not found:
+            return {}
+        self.scheduler.load_state_dict(found["scheduler"])
+        return found
+
+    def save(self, **besides: Any) -> None:
+        """Keep the state, the random states among it, and more."""
+        if self.folder:
+            state = {"scheduler": self.scheduler.state_dict(), **besides}
+            fgd.save(self.folder, *self.trained, extra=state)

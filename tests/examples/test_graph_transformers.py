@@ -22,6 +22,20 @@ sys.argv[:2] = [sys.argv[1] + "/nodes.py"]
 __file__ = sys.argv[0]
 exec(compile(open(__file__).read(), __file__, "exec"))
 """
+ENDED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.argv[:3] = [sys.argv[1] + "/" + sys.argv[2]]
+__file__ = sys.argv[0]
+import training
+save = training.Checkpoints.save
+def save_and_end(self, **besides):
+    save(self, **besides)
+    if besides["epoch"] == 2:
+        sys.exit(3)
+training.Checkpoints.save = save_and_end
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
 TRAINED = re.compile(r"^Epoch: .*(?=, Time)", re.MULTILINE)
 LOSS = re.compile(r"^Epoch: \d+, Loss: (\S+),", re.MULTILINE)
 
@@ -42,6 +56,24 @@ def test_they_train(script: str, size: list[str], tmp_path: Path) -> None:
     assert len(found) == 4 and float(found[-1]) < float(found[0])
     # To compute layers once more changes nothing, dropout included.
     assert losses(script, *words, "--checkpoint", cwd=tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("script", "size"), [("nodes.py", ["--nodes", "120"]), ("graphs.py", ["--graphs", "40"])]
+)
+def test_they_go_on_from_a_checkpoint(script: str, size: list[str], tmp_path: Path) -> None:
+    words = [*size, "--warm-up", "1", "--lr", "0.01", "--keep", "kept"]
+    folders = tmp_path / "once", tmp_path / "twice"
+    for folder in folders:
+        folder.mkdir()
+    once = losses(script, *words, "--epochs", "3", cwd=folders[0])
+    (folders[1] / "script.py").write_text(ENDED)
+    given = str(FOLDER), script, *words, "--epochs", "3"
+    ended = forks.python("script.py", *given, cwd=folders[1])
+    assert ended.returncode == 3, ended.stderr
+    before = LOSS.findall(ended.stdout)
+    assert len(before) == 2
+    assert before + losses(script, *words, "--epochs", "3", cwd=folders[1]) == once
 
 
 def test_mixed_precision(tmp_path: Path) -> None:
