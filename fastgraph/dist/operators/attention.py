@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fastgraph.backends.dropout import dropout_factors
 from fastgraph.dist.operators.rank_graph import RankGraph, part_of
-from fastgraph.dist.ranks.own_device import HOST
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import enter, is_sharded
@@ -129,7 +129,7 @@ def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
 
 
 def dropped(
-    call: Call, position: Tensor, num_edges: int, heads: range | None, like: Tensor
+    call: Call, position: Tensor, num_edges: int, heads: Layout | None, like: Tensor
 ) -> Tensor:
     """The dropout factors of the weights of some edges and heads, ``[edges, heads]``.
 
@@ -137,19 +137,18 @@ def dropped(
         call: has dropout.
         position: int64 ``[edges]``, where the edges are among those of one process.
         num_edges: of one process.
-        heads: which; default: all.
+        heads: those of each rank; default: all have all.
         like: of the dtype and on the device that factors are to have.
     """
     every = num_heads(call)
-    own = range(every) if heads is None else heads
     if call.seed is None:
-        at = {0: position}
-        if heads is not None:
-            at[1] = torch.arange(own.start, own.stop, device=HOST)
+        at = {0: position} if heads is None else {0: position, 1: heads.position}
         return dropout_factor([num_edges, every], at, call.dropout, like)
-    score = like.new_empty(len(position), len(own))
-    numbers = on(position, like.device)
-    return dropout_factors(score, call.dropout, seed_number(call.seed), numbers, own.start)
+    first, own = 0, every
+    if heads is not None:
+        first, own = sum(heads.counts[: WORLD.rank]), heads.mine
+    score, numbers = like.new_empty(len(position), own), on(position, like.device)
+    return dropout_factors(score, call.dropout, seed_number(call.seed), numbers, first)
 
 
 def local_attention(

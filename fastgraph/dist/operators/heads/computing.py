@@ -66,9 +66,7 @@ class Heads(Mode):
         out, stats, alpha, *_ = attention.kernel(*inputs, None, *given)
         if call.dropout > 0:
             # The numbers that all ranks would draw by rows, for the heads of this one.
-            first = sum(heads.counts[: WORLD.rank])
-            own, places = range(first, first + heads.mine), graph.position
-            alpha = alpha * dropped(call, places, len(places), own, alpha)
+            alpha = alpha * dropped(call, graph.position, len(graph.position), heads, alpha)
             if heads.mine:
                 values = inputs[attention.spec.summed]
                 out = SPMM(values, edges.index, edges.ptr, alpha, destinations.n, "sum", False)
