@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import fastgraph.dist as fgd
-from fastgraph import ops
+from fastgraph import ops, reordering
 from fastgraph.dist.operators.modes import BY_NAME
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.nn import (
@@ -26,6 +26,7 @@ from fastgraph.nn import (
     clusters,
     dual_pattern,
 )
+from fastgraph.transforms.cluster_order import ORIGINAL, ClusterOrder
 from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS
 from tests.dist.test_fused import difference
 
@@ -267,13 +268,18 @@ def on_this_rank() -> tuple[dict[str, Found], list[int]]:
 
 
 def clusters_of_ranks() -> list[int]:
-    """How many clusters each rank makes, and what they are, though its cache is another."""
+    """How many clusters each rank has, what they are, and the order of nodes by them.
+
+    By itself each would have others: their caches differ, and so does what METIS gives.
+    """
     clusters.second_cache = lambda: 1024 * (WORLD.rank + 1)
     data = fgd.shard(graphs(), method="even")
     pattern = dual_pattern(data.edge_index, NUM_NODES)
     Reformation().entries(pattern, 16)
     made = pattern.reformed["clusters", ("cache", 16)]
-    return [len(made.offsets) - 1, *made.cluster.tolist()]
+    reordering.partition = lambda _, nodes, parts: torch.arange(nodes) % (WORLD.rank + 2)  # type: ignore[assignment]
+    order = fgd.whole(ClusterOrder(3)(data)[ORIGINAL])
+    return [len(made.offsets) - 1, *made.cluster.tolist(), *order.tolist()]
 
 
 @pytest.fixture(scope="module")
@@ -291,9 +297,10 @@ def test_ranks_have_what_one_process_has(
         assert of_rank[key].gathers == GATHERS.get(key.rsplit(", ", 2)[0], {}) or key == BOTH_STATS
 
 
-def test_the_cache_of_the_first_rank_decides(
+def test_clusters_are_those_of_the_first_rank(
     found: list[tuple[dict[str, Found], list[int]]],
 ) -> None:
     clusters_of_first, *others = (of_rank for _, of_rank in found)
     assert clusters_of_first[0] == 3  # of 60 nodes, of which 25 fit
+    assert clusters_of_first[-30:] == list(range(1, 60, 2))
     assert others == [clusters_of_first] * (len(found) - 1)
