@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastgraph.backends.dropout import dropout_factors
@@ -32,6 +33,9 @@ from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, seed_number
 from fastgraph.ops.spmm import SPMM
 from fastgraph.registry import operators
+
+_EDGES_OF_BLOCK = 4096
+"""For whose weights random numbers are drawn at once."""
 
 Operand = Tensor | None
 Convert = Callable[[Tensor], Operand]
@@ -147,8 +151,14 @@ def dropped(
     first, own = 0, every
     if heads is not None:
         first, own = sum(heads.counts[: WORLD.rank]), heads.mine
-    score, numbers = like.new_empty(len(position), own), on(position, like.device)
-    return dropout_factors(score, call.dropout, seed_number(call.seed), numbers, first)
+    # Block by block, whose words of 64 bits fit into caches.
+    blocks = [
+        dropout_factors(
+            like.new_empty(len(numbers), own), call.dropout, seed_number(call.seed), numbers, first
+        )
+        for numbers in on(position, like.device).split(_EDGES_OF_BLOCK)
+    ]
+    return torch.cat(blocks)
 
 
 def local_attention(
