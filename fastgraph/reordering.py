@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.partition import partition, symmetric
+from fastgraph.graphs.ranks import are_on_ranks, decided, whole
 from fastgraph.layers.arguments import check_integers
 
 if TYPE_CHECKING:
@@ -178,7 +180,13 @@ def _permutation(
                 f"{order.dtype} of shape {list(order.shape)}"
             )
         return order.clone()
-    edge_index = edge_index.long()
+    make = partial(_found, whole(edge_index).long(), num_nodes, order, num_clusters)
+    # METIS may give other ranks something else.
+    return decided(make) if are_on_ranks(edge_index) else make()
+
+
+def _found(edge_index: Tensor, num_nodes: int, order: str, num_clusters: int | None) -> Tensor:
+    """The permutation of an order by name."""
     if order == "cluster":
         wanted = num_clusters or max(num_nodes // NODES_OF_A_CLUSTER, 1)
         return partition(edge_index, num_nodes, wanted).argsort(stable=True)

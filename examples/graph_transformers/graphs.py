@@ -94,7 +94,8 @@ def test() -> float:
     return sum(float(error(data)) * data.num_graphs for data in test_loader) / len(test_graphs)
 
 
-for epoch in range(1, args.epochs + 1):
+checkpoints = training.Checkpoints(args.keep, model, optimizer, scheduler)
+for epoch in range(checkpoints.load().get("epoch", 0) + 1, args.epochs + 1):
     start = time.perf_counter()
     loss = train()
     print(
@@ -102,3 +103,4 @@ for epoch in range(1, args.epochs + 1):
         f"Time: {time.perf_counter() - start:.4f}s",
         flush=True,
     )
+    checkpoints.save(epoch=epoch)

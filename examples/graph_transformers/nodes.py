@@ -83,8 +83,10 @@ def test() -> list[float]:
     ]
 
 
-best = (0.0, 0.0)
-for epoch in range(1, args.epochs + 1):
+checkpoints = training.Checkpoints(args.keep, model, optimizer, scheduler)
+before = checkpoints.load()
+best = before.get("best", (0.0, 0.0))
+for epoch in range(before.get("epoch", 0) + 1, args.epochs + 1):
     start = time.perf_counter()
     loss = train()
     train_acc, val_acc, test_acc = test()
@@ -94,4 +96,5 @@ for epoch in range(1, args.epochs + 1):
         f"Test: {test_acc:.4f}, Time: {time.perf_counter() - start:.4f}s",
         flush=True,
     )
+    checkpoints.save(epoch=epoch, best=best)
 print(f"Test accuracy at the best validation: {best[1]:.4f}")

@@ -112,8 +112,10 @@ def test() -> list[float]:
     return (correct / count).tolist()
 
 
-best = (0.0, 0.0)
-for epoch in range(1, args.epochs + 1):
+checkpoints = training.Checkpoints(args.keep, model, optimizer, scheduler)
+before = checkpoints.load()
+best = before.get("best", (0.0, 0.0))
+for epoch in range(before.get("epoch", 0) + 1, args.epochs + 1):
     start = time.perf_counter()
     loss, lost = train()
     train_acc, val_acc, test_acc = test()
@@ -124,4 +126,5 @@ for epoch in range(1, args.epochs + 1):
         f"Time: {time.perf_counter() - start:.4f}s",
         flush=True,
     )
+    checkpoints.save(epoch=epoch, best=best)
 print(f"Test accuracy at the best validation: {best[1]:.4f}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import RandomNodeSplit, ToUndirected
 from torch_geometric.utils import stochastic_blockmodel_graph
 
+import fastgraph.dist as fgd
 from fastgraph.nn import Schedule, polynomial_decay
 
 
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, epochs: int, warm_up: int)
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--checkpoint", action="store_true", help="keep no activations of layers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", help="folder of checkpoints, from the last of which it goes on")
 
 
 def generated(num_nodes: int, num_classes: int = 4) -> tuple[Data, int]:
@@ -59,3 +62,37 @@ def optimizer_of(
     )
     warm_up, steps = (n * steps_of_epoch for n in (arguments.warm_up, arguments.epochs))
     return optimizer, polynomial_decay(optimizer, min(warm_up, steps - 1), steps)
+
+
+class Checkpoints:
+    """The state of a training after each epoch, on one process or on ranks, if a folder is named.
+
+    Args:
+        folder: of the checkpoints of one training; ``None`` for none.
+        model: that is trained.
+        optimizer: that trains it.
+        scheduler: of its rates.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LambdaLR,
+    ) -> None:
+        self.folder, self.trained, self.scheduler = folder, (model, optimizer), scheduler
+
+    def load(self) -> dict[str, Any]:
+        """Go on from the last one; gives what was kept besides, nothing where there is none."""
+        found = self.folder and fgd.load(self.folder, *self.trained, missing_ok=True)
+        if not found:
+            return {}
+        self.scheduler.load_state_dict(found["scheduler"])
+        return found
+
+    def save(self, **besides: Any) -> None:
+        """Keep the state, the random states among it, and more."""
+        if self.folder:
+            state = {"scheduler": self.scheduler.state_dict(), **besides}
+            fgd.save(self.folder, *self.trained, extra=state)

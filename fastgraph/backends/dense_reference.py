@@ -96,6 +96,7 @@ def _dense_softmax(
     scale: float,
     dropout: float,
     seed: int,
+    first_head: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weights and factors of dropout, ``[heads, num_queries, num_keys]``, and statistics.
 
@@ -116,7 +117,8 @@ def _dense_softmax(
         inverse = total.reciprocal().masked_fill(is_empty, 0)
     stats = torch.cat([largest, inverse], dim=-1).transpose(0, 1)
     heads, pairs = score.shape[0], graph.num_queries * graph.num_keys
-    keep = dropout_factors(score.detach().reshape(pairs, heads), dropout, seed, graph.first_pair)
+    by_pair = score.detach().reshape(pairs, heads)
+    keep = dropout_factors(by_pair, dropout, seed, graph.first_pair, first_head)
     keep = keep.reshape(graph.num_queries, graph.num_keys, heads).permute(2, 0, 1)
     return exponential / total, keep, stats
 
@@ -132,6 +134,7 @@ def dense_attention(
     scale: float,
     dropout: float,
     seed: int,
+    first_head: int,
 ) -> tuple[Tensor, Tensor]:
     dtype = accumulator(query.dtype)
     wide_query, wide_key, wide_value = (x.to(dtype) for x in (query, key, value))
@@ -144,7 +147,7 @@ def dense_attention(
             outs.append(wide_query.new_zeros(graph.num_queries, *query.shape[1:]))
             stats.append(wide_query.new_zeros(graph.num_queries, heads, 2))
             continue
-        options = (scale, dropout, seed)
+        options = (scale, dropout, seed, first_head)
         weight, keep, found = _dense_softmax(graph, wide_query, wide_key, added, *options)
         outs.append(((keep * weight) @ graph.keys(wide_value)).transpose(0, 1))
         stats.append(found)
@@ -174,6 +177,7 @@ def dense_attention_backward(
     scale: float,
     dropout: float,
     seed: int,
+    first_head: int,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     dtype = query.dtype
@@ -187,7 +191,8 @@ def dense_attention_backward(
         if graph.num_keys == 0:
             of_query.append(query.new_zeros(graph.num_queries, *query.shape[1:]))
             continue
-        weight, keep, _ = _dense_softmax(graph, query, key, added, scale, dropout, seed)
+        options = (scale, dropout, seed, first_head)
+        weight, keep, _ = _dense_softmax(graph, query, key, added, *options)
         of_out = graph.queries(grad)
         product = keep * (of_out @ graph.keys(value).transpose(1, 2))
         delta = (weight * product).sum(-1, keepdim=True)

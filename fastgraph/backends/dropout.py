@@ -6,29 +6,41 @@ import torch
 from torch import Tensor
 
 
-def dropout_factors(score: Tensor, dropout: float, seed: int, first: int = 0) -> Tensor:
+def dropout_factors(
+    score: Tensor, dropout: float, seed: int, first: int | Tensor = 0, first_head: int = 0
+) -> Tensor:
     """0 for dropped edges, ``1 / (1 - dropout)`` for the others, like ``score`` ``[E, heads]``.
 
-    The edges are numbered from ``first`` on.
+    Edges are numbered from ``first`` on, or by it, int64 ``[E]``, and heads from ``first_head`` on.
     """
     if dropout == 0:
         return torch.ones_like(score)
     threshold = min(int(dropout * 2**32), 2**32 - 1)
-    kept = philox(seed, score.shape[0], score.shape[1], score.device, first) >= threshold
+    words = philox(seed, len(score), score.shape[1], score.device, first, first_head)
+    kept = words >= threshold
     return kept.to(score.dtype) * (1 / (1 - dropout) if dropout < 1 else 0.0)
 
 
-def philox(seed: int, num_edges: int, heads: int, device: torch.device, first: int = 0) -> Tensor:
+def philox(
+    seed: int,
+    num_edges: int,
+    heads: int,
+    device: torch.device,
+    first: int | Tensor = 0,
+    first_head: int = 0,
+) -> Tensor:
     """The first words of Philox4x32-10 for the counters ``(edge, head, 0, 0)``, int64.
 
-    Edges are numbered from ``first`` on; of numbers beyond 32 bits the third counter is the rest.
-    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    Edges are numbered from ``first`` on, or by it; of numbers beyond 32 bits the third counter is
+    the rest. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     low = 2**32 - 1
     keys = [seed & low, (seed >> 32) & low]
     zeros = torch.zeros(num_edges, heads, dtype=torch.int64, device=device)
-    edges = zeros + first + torch.arange(num_edges, device=device).unsqueeze(-1)
-    counters = [edges & low, zeros + torch.arange(heads, device=device), edges >> 32, zeros]
+    number = first if isinstance(first, Tensor) else first + torch.arange(num_edges, device=device)
+    edges = zeros + number.unsqueeze(-1)
+    head = zeros + first_head + torch.arange(heads, device=device)
+    counters = [edges & low, head, edges >> 32, zeros]
     for _ in range(10):
         # Products may wrap around to negative numbers, whose bits are still those wanted.
         product0, product1 = counters[0] * 0xD2511F53, counters[2] * 0xCD9E8D57

@@ -86,11 +86,12 @@ def dense_attention_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
     def backward(
         grad: Tensor, grad_logsum: Tensor | None, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        *inputs, out, stats, scale, dropout, seed, wants_bias = arguments
+        *inputs, out, stats, scale, dropout, seed, first_head, wants_bias = arguments
         query, key, value = (new_rows(x, x.shape) for x in inputs[:3])
         bias = new_rows(inputs[3], inputs[3].shape) if wants_bias else None
+        options = scale, dropout, seed, first_head
         library().dense_attention_backward(
-            *inputs, scale, dropout, seed, out, stats, grad, grad_logsum, query, key, value, bias
+            *inputs, *options, out, stats, grad, grad_logsum, query, key, value, bias
         )
         return query, key, value, bias
 

@@ -56,12 +56,13 @@ class Edges(NamedTuple):
     def as_index(self) -> Tensor:
         """An ``edge_index`` with these edges in their order, as long as there are no self-loops."""
         if self.ptr is not None:
-            index = remembered("entries", _index_of_groups, self.index, self.ptr)
+            index = remembered("entries", index_of_groups, self.index, self.ptr)
             return index.flip(0) if self.transpose else index
         return remembered("reversed", _reversed, self.index) if self.transpose else self.index
 
 
-def _index_of_groups(index: Tensor, ptr: Tensor) -> Tensor:
+def index_of_groups(index: Tensor, ptr: Tensor) -> Tensor:
+    """The ``edge_index`` of edges that are given by groups, in the order of their numbers."""
     rows = torch.repeat_interleave(ptr.diff(), output_size=index.shape[-1]).to(index.dtype)
     if index.dim() == 1:
         return torch.stack([index, rows])

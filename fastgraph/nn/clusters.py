@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fastgraph.graphs.offsets import offsets_of
+from fastgraph.graphs.ranks import decided, whole
 from fastgraph.layers.arguments import check_integers
 from fastgraph.machine.processor import second_cache
 from fastgraph.nn.dual_pattern import EDGE, DualPattern
@@ -85,6 +87,31 @@ def clusters_by_metis(pattern: DualPattern, counts: list[int]) -> Clusters:
         ModuleNotFoundError: ``pymetis`` is not installed.
         fastgraph.dist.PartitionError: METIS failed.
     """
+    number = _by_metis(pattern, counts).to(pattern.ptr.device)
+    return _arranged(number, torch.tensor(counts, dtype=torch.int64))
+
+
+def clusters_by_cache(pattern: DualPattern, row_bytes: int) -> Clusters:
+    """As many as :func:`clusters_of_cache` says; on several ranks as many as that of the first.
+
+    Args:
+        pattern: of the graphs.
+        row_bytes: of the keys of a node.
+
+    Raises:
+        ModuleNotFoundError: ``pymetis`` is not installed.
+        fastgraph.dist.PartitionError: METIS failed.
+    """
+    cache = cache_of(pattern.ptr.device)
+
+    def make() -> list[int]:
+        return [clusters_of_cache(size, row_bytes, cache) for size in pattern.sizes]
+
+    return clusters_by_metis(pattern, decided(make) if pattern.is_on_ranks else make())
+
+
+def _by_metis(pattern: DualPattern, counts: list[int]) -> Tensor:
+    """The cluster of each node, on the host."""
     ptr, sources = (part.cpu() for part in edges_of(pattern))
     found, first, before = [], 0, 0
     for graph, (size, count) in enumerate(zip(pattern.sizes, counts, strict=True)):
@@ -94,11 +121,12 @@ def clusters_by_metis(pattern: DualPattern, counts: list[int]) -> Clusters:
             )
         begins = ptr[first : first + size + 1]
         own = sources[int(begins[0]) : int(begins[-1])] - first
-        parts = cluster(begins - begins[0], own, count)
+        make = partial(cluster, begins - begins[0], own, count)
+        # METIS may give other ranks something else.
+        parts = decided(make) if pattern.is_on_ranks else make()
         found.append(parts + before)
         first, before = first + size, before + count
-    every = torch.cat(found) if found else sources.new_zeros(0)
-    return _arranged(every.to(pattern.ptr.device), torch.tensor(counts, dtype=torch.int64))
+    return torch.cat(found) if found else sources.new_zeros(0)
 
 
 def clusters_given(pattern: DualPattern, number: Tensor) -> Clusters:
@@ -112,6 +140,7 @@ def clusters_given(pattern: DualPattern, number: Tensor) -> Clusters:
         ValueError: a number is negative, there is not one for each node, or a graph has fewer
             nodes than clusters.
     """
+    number = whole(number)
     if number.dtype != torch.int64 or list(number.shape) != [pattern.num_nodes]:
         raise ValueError(
             f"clusters: expected int64 [{pattern.num_nodes}], one for each node, "

@@ -34,6 +34,7 @@ from fastgraph.nn.probe import Probe, probe
 from fastgraph.nn.reformation import Reformation
 from fastgraph.nn.schedule import Schedule
 from fastgraph.nn.sub_blocks import Reformed
+from fastgraph.ops.heads import drawn_seed
 
 MAX_PAIRS = 1 << 32
 """Of a call: one graph of 65,536 nodes."""
@@ -402,7 +403,7 @@ class DualInterleavedAttention(nn.Module):
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
         out, _ = ops.dense_attention(
-            query, key, value, ptr, bias=table, pair_type=types, dropout=rate
+            query, key, value, ptr, bias=table, pair_type=types, dropout=rate, seed=drawn_seed(rate)
         )
         return out
 
@@ -425,6 +426,7 @@ class DualInterleavedAttention(nn.Module):
             bias=table,
             bias_index=types,
             dropout=rate,
+            seed=drawn_seed(rate),
         )
         return out
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.memo import MEMO
 from fastgraph.graphs.offsets import offsets_of
+from fastgraph.graphs.ranks import are_on_ranks, whole
 from fastgraph.layers.arguments import check_edges, check_flags, check_integers, check_kinds
 from fastgraph.nn.conditions import BUDGET, Conditions, conditions
 from fastgraph.nn.shortest_paths import distances_in_ranges, nodes_within
@@ -74,6 +75,8 @@ class DualPattern:
         sizes: nodes of each graph, without tokens.
         pairs: of rows of one graph, in all.
         hops: the longest distance that entries have as a type.
+        is_on_ranks: whether it was made of tensors with rows on several ranks, each of which has
+            all of it.
         reformed: what :class:`Reformation` keeps of it, each with its ``nbytes``.
     """
 
@@ -89,6 +92,7 @@ class DualPattern:
     sizes: tuple[int, ...]
     pairs: int
     hops: int = 1
+    is_on_ranks: bool = False
     _splits: dict[int, Split] = field(default_factory=dict)
     _conditions: dict[tuple[int, int], tuple[Conditions, ...]] = field(default_factory=dict)
     _pair_types: dict[int, Tensor] = field(default_factory=dict)
@@ -277,7 +281,7 @@ def dual_pattern(
     """The pattern of a batch of graphs: neighbours, self-loops, and tokens.
 
     Every node attends to itself, whether ``edge_index`` has the loop or not, and edges that come
-    several times count once.
+    several times count once. Of edges that are shared out among ranks each has the whole pattern.
 
     Args:
         edge_index: int64 or int32 ``[2, E]``: node ``edge_index[1, e]`` attends to ``[0, e]``.
@@ -299,8 +303,10 @@ def dual_pattern(
             ``types`` has two types of one pair.
         IndexError: ``edge_index`` points outside the nodes.
     """
+    is_on_ranks = are_on_ranks(edge_index, batch, types)
+    given = whole(edge_index), num_nodes, whole(batch), num_graphs
     with normal_mode():  # a pattern that is made in inference mode must still serve training
-        return _pattern(edge_index, num_nodes, batch, num_graphs, token, path, hops, types)
+        return _pattern(*given, token, path, hops, whole(types), is_on_ranks)
 
 
 def _pattern(
@@ -312,6 +318,7 @@ def _pattern(
     path: bool,
     hops: int,
     types: Tensor | None,
+    is_on_ranks: bool,
 ) -> DualPattern:
     graph = _graphs(edge_index, num_nodes, batch)
     check_integers(0, or_none=True, num_graphs=num_graphs)
@@ -368,6 +375,7 @@ def _pattern(
         tuple(sizes.tolist()),
         int((lengths * lengths).sum()),
         int(kinds.max()) - TYPES + 2 if bool((kinds >= TYPES).any()) else 1,
+        is_on_ranks,
     )
 
 

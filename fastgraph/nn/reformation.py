@@ -17,10 +17,9 @@ from fastgraph.layers.arguments import check_choices, check_integers, check_numb
 from fastgraph.nn.auto_tuner import START, AutoTuner, densities
 from fastgraph.nn.clusters import (
     Clusters,
-    cache_of,
+    clusters_by_cache,
     clusters_by_metis,
     clusters_given,
-    clusters_of_cache,
 )
 from fastgraph.nn.dual_pattern import DualPattern
 from fastgraph.nn.softmax_mass import chosen_by_mass
@@ -55,7 +54,8 @@ class Reformation:
         clusters: of each graph, at least 1; or the cluster of each node, from 0 on in each graph,
             int64 ``[nodes]``, of which a copy is kept. Default: the fewest of which the keys and
             values of one fit into 0.8 of the second cache (:func:`clusters_of_cache`). TorchGT has
-            8 at 64 channels on an RTX 3090. Ranks of one graph whose caches differ need a number.
+            8 at 64 channels on an RTX 3090. Of a graph that is shared out among ranks the cache of
+            the first decides; ranks that each have all of it need a number where caches differ.
         block: rows and columns of a sub-block, 1 to 64; see :func:`fastest_block`. The last ones of
             a cluster have fewer.
         placement: of sub-blocks within a pair: ``"edges"``, where most edges are, or ``"random"``,
@@ -256,9 +256,7 @@ class Reformation:
             return clusters_given(pattern, self.clusters)
         if self.clusters is not None:
             return clusters_by_metis(pattern, [self.clusters] * pattern.num_graphs)
-        cache = cache_of(pattern.ptr.device)
-        counts = [clusters_of_cache(size, row_bytes, cache) for size in pattern.sizes]
-        return clusters_by_metis(pattern, counts)
+        return clusters_by_cache(pattern, row_bytes)
 
     def _made(self, pattern: DualPattern, grid: Grid, hops: int) -> Reformed:
         if self.select == "exact":

@@ -107,7 +107,7 @@ def dropout_seed(dropout: float, seed: Tensor | None, *operands: Tensor) -> Tens
     if dropout == 0:
         return None
     if seed is None:
-        return None if is_defined_by(*operands) else torch.randint(SEED_LIMIT, (1,), device="cpu")
+        return None if is_defined_by(*operands) else drawn_seed(dropout)
     if not isinstance(seed, Tensor):
         raise TypeError(f"seed must be a tensor of one int64 on the CPU, got {seed!r}")
     if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device.type != "cpu":
@@ -116,6 +116,14 @@ def dropout_seed(dropout: float, seed: Tensor | None, *operands: Tensor) -> Tens
             f"got shape {list(seed.shape)}, {seed.dtype} on {seed.device}"
         )
     return seed
+
+
+def drawn_seed(dropout: float) -> Tensor | None:
+    """A seed for a call with dropout, from torch's default generator; ``None`` without.
+
+    By a seed that is given, sharded tensors drop the weights that one process does.
+    """
+    return torch.randint(SEED_LIMIT, (1,), device="cpu") if dropout > 0 else None
 
 
 def seed_number(seed: Tensor | None) -> int:

@@ -12,6 +12,31 @@ from tests import forks
 pytest.importorskip("torch_geometric")
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "graph_transformers"
+LAUNCHED = ("-m", "fastgraph.dist", "--min-nodes", "10", "--random", "exact", "--mode")
+IN_FLOAT64 = """
+import sys, torch
+torch.set_default_dtype(torch.float64)
+torch.Tensor.float = torch.Tensor.double  # by which the script rounds its loss
+sys.path.insert(0, sys.argv[1])
+sys.argv[:2] = [sys.argv[1] + "/nodes.py"]
+__file__ = sys.argv[0]
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+ENDED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.argv[:3] = [sys.argv[1] + "/" + sys.argv[2]]
+__file__ = sys.argv[0]
+import training
+save = training.Checkpoints.save
+def save_and_end(self, **besides):
+    save(self, **besides)
+    if besides["epoch"] == 2:
+        sys.exit(3)
+training.Checkpoints.save = save_and_end
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+TRAINED = re.compile(r"^Epoch: .*(?=, Time)", re.MULTILINE)
 LOSS = re.compile(r"^Epoch: \d+, Loss: (\S+),", re.MULTILINE)
 
 
@@ -48,7 +73,49 @@ def test_sequences_lose_the_edges_between_them(tmp_path: Path) -> None:
     assert lost is not None and 0 < float(lost[1]) < 100
 
 
+@pytest.mark.parametrize(
+    ("script", "size"),
+    [
+        ("nodes.py", ["--nodes", "120"]),
+        ("graphs.py", ["--graphs", "40"]),
+        ("sequences.py", ["--nodes", "240", "--clusters", "4", "--together", "2"]),
+    ],
+)
+def test_they_go_on_from_a_checkpoint(script: str, size: list[str], tmp_path: Path) -> None:
+    words = [*size, "--warm-up", "1", "--lr", "0.01", "--keep", "kept"]
+    folders = tmp_path / "once", tmp_path / "twice"
+    for folder in folders:
+        folder.mkdir()
+    once = losses(script, *words, "--epochs", "3", cwd=folders[0])
+    (folders[1] / "script.py").write_text(ENDED)
+    given = str(FOLDER), script, *words, "--epochs", "3"
+    ended = forks.python("script.py", *given, cwd=folders[1])
+    assert ended.returncode == 3, ended.stderr
+    before = LOSS.findall(ended.stdout)
+    assert len(before) == 2
+    assert before + losses(script, *words, "--epochs", "3", cwd=folders[1]) == once
+
+
 def test_mixed_precision(tmp_path: Path) -> None:
     words = ["--graphs", "40", "--batch-size", "16", "--epochs", "1"]
     exact, rounded = (losses("graphs.py", *words, *more, cwd=tmp_path) for more in ([], ["--amp"]))
     assert rounded != exact and float(rounded[0]) == pytest.approx(float(exact[0]), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode", "checkpoint"),
+    [(2, "halo", []), (3, "heads", ["--checkpoint"]), (3, "auto", [])],
+)
+def test_ranks_print_what_one_process_prints(
+    ranks: int, mode: str, checkpoint: list[str], tmp_path: Path
+) -> None:
+    """With dropout everywhere, a token, biases by types, and turns of both kinds."""
+    (tmp_path / "script.py").write_text(IN_FLOAT64)
+    given = [str(FOLDER), "--nodes", "120", "--lr", "0.01", "--warm-up", "1", "--epochs", "3"]
+    given += checkpoint
+    one = forks.python("script.py", *given, cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    found = forks.launched(ranks, *LAUNCHED, mode, "script.py", *given, cwd=tmp_path)
+    expected = TRAINED.findall(one.stdout)
+    assert len(expected) == 3 and TRAINED.findall(found) == expected, found
+    assert "attention" not in found  # is gathered

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.backends.dropout import dropout_factors
+from fastgraph.ops.dense_attention import DENSE_ATTENTION
 from fastgraph.ops.score_bias import ENTRY_TYPES
 from fastgraph.plugins.backend import FLOATING
 from tests.conftest import selected
@@ -251,8 +252,8 @@ def test_opcheck_and_compile() -> None:
     ptr = offsets([4, 5])
     inputs = [torch.randn(9, 2, 3, requires_grad=True) for _ in range(3)]
     operator = torch.ops.fastgraph.dense_attention.default
-    torch.library.opcheck(operator, (*inputs, None, ptr, None, None, SEED, 0.5, 0.3))
-    torch.library.opcheck(operator, (*inputs, None, ptr, ptr.int(), None, None, 0.5, 0.0))
+    torch.library.opcheck(operator, (*inputs, None, ptr, None, None, SEED, 0.5, 0.3, 4))
+    torch.library.opcheck(operator, (*inputs, None, ptr, ptr.int(), None, None, 0.5, 0.0, 0))
 
     def step(*inputs: Tensor) -> Tensor:
         return ops.dense_attention(*inputs, ptr)[0].relu()
@@ -264,6 +265,22 @@ def test_opcheck_and_compile() -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, eager)
+
+
+def test_heads_alone_are_dropped_as_among_all(backend: str) -> None:
+    """Whoever has some of the heads numbers them as they are among all."""
+    ptr = offsets([4, 60])
+    inputs = [features(64, 5, 3) for _ in range(3)]
+    table, types = features(6, 5, 1)[..., 0], torch.arange(16 + 3600) % 6
+    given = ptr, None, types, SEED, 0.5, 0.4
+
+    def own(first: int, last: int) -> list[Tensor]:
+        leaves = [x.detach()[:, first:last].requires_grad_() for x in (*inputs, table)]
+        out, stats = DENSE_ATTENTION(*leaves, *given, first)
+        return [out, stats, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+    for every, left, right in zip(own(0, 5), own(0, 2), own(2, 5), strict=True):
+        torch.testing.assert_close(torch.cat([left, right], 1), every)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -547,9 +564,9 @@ def test_opcheck_and_compile_with_a_bias() -> None:
     table, own = (torch.randn(rows, 2, requires_grad=True) for rows in (3, 41))
     types = torch.randint(0, 3, (41,)).to(torch.int16)
     operator = torch.ops.fastgraph.dense_attention.default
-    torch.library.opcheck(operator, (*inputs, table, ptr, None, types, SEED, 0.5, 0.3))
-    torch.library.opcheck(operator, (*inputs, own, ptr, None, None, None, 0.5, 0.0))
-    torch.library.opcheck(operator, (*inputs, own.detach(), ptr, None, None, None, 0.5, 0.0))
+    torch.library.opcheck(operator, (*inputs, table, ptr, None, types, SEED, 0.5, 0.3, 0))
+    torch.library.opcheck(operator, (*inputs, own, ptr, None, None, None, 0.5, 0.0, 0))
+    torch.library.opcheck(operator, (*inputs, own.detach(), ptr, None, None, None, 0.5, 0.0, 0))
 
     def step(*inputs: Tensor) -> Tensor:
         *inputs, table = inputs

@@ -19,7 +19,8 @@ struct DenseAttentionInputs {
   const int64_t* ptr;
   const int64_t* key_ptr;
   int64_t graphs;
-  ScoreBias<T> bias;  // of pairs, or no data
+  ScoreBias<T> bias;   // of pairs, or no data
+  int64_t first_head;  // the number of the first head, for dropout
 };
 
 // out[i][h] = the sum over all keys j of query i's graph of keep * softmax(score) * value[j][h],

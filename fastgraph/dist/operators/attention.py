@@ -1,7 +1,8 @@
 """Fused attention as modes compute it: operators, and their call for the edges of a rank.
 
 Dropout is that of all ranks: weights are made, dropped by where their edges are among those of one
-process, and sources are summed by those that are left.
+process, and sources are summed by those that are left. With a seed these are the weights that the
+operator drops on one process.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from fastgraph.backends.dropout import dropout_factors
 from fastgraph.dist.operators.rank_graph import RankGraph, part_of
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.memo import on
 from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
@@ -24,9 +30,12 @@ from fastgraph.ops.gat import GAT
 from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
 from fastgraph.ops.gatv2 import GATV2
 from fastgraph.ops.head_scores import HEAD_SCORES
-from fastgraph.ops.heads import Call
+from fastgraph.ops.heads import Call, seed_number
 from fastgraph.ops.spmm import SPMM
 from fastgraph.registry import operators
+
+_EDGES_OF_BLOCK = 4096
+"""For whose weights random numbers are drawn at once."""
 
 Operand = Tensor | None
 Convert = Callable[[Tensor], Operand]
@@ -49,10 +58,10 @@ class FusedAttention(NamedTuple):
         """Modes can compute a call.
 
         Raises:
-            NoRuleError: groups of edges are given, or a seed, by which edges are dropped by their
-                numbers on one process; or features of edges are summed that would be dropped.
+            NoRuleError: a seed is given and self-loops are replaced, whose numbers on one process
+                are not known; or features of edges are summed that would be dropped.
         """
-        if call.ptr is not None or call.seed is not None:
+        if call.seed is not None and call.self_loops:
             raise NoRuleError
         if call.dropout > 0 and self.spec.adds_edges and self._of(call, "edge") is not None:
             raise NoRuleError
@@ -120,8 +129,36 @@ def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
     if call.dropout == 0:
         return None
     features = call.inputs[0]
-    shape = [graph.edges.n, features.shape[1]]
-    return dropout_factor(shape, {0: graph.edges.position}, call.dropout, part_of(features))
+    return dropped(call, graph.edges.position, graph.edges.n, None, part_of(features))
+
+
+def dropped(
+    call: Call, position: Tensor, num_edges: int, heads: Layout | None, like: Tensor
+) -> Tensor:
+    """The dropout factors of the weights of some edges and heads, ``[edges, heads]``.
+
+    Args:
+        call: has dropout.
+        position: int64 ``[edges]``, where the edges are among those of one process.
+        num_edges: of one process.
+        heads: those of each rank; default: all have all.
+        like: of the dtype and on the device that factors are to have.
+    """
+    every = num_heads(call)
+    if call.seed is None:
+        at = {0: position} if heads is None else {0: position, 1: heads.position}
+        return dropout_factor([num_edges, every], at, call.dropout, like)
+    first, own = 0, every
+    if heads is not None:
+        first, own = sum(heads.counts[: WORLD.rank]), heads.mine
+    # Block by block, whose words of 64 bits fit into caches.
+    blocks = [
+        dropout_factors(
+            like.new_empty(len(numbers), own), call.dropout, seed_number(call.seed), numbers, first
+        )
+        for numbers in on(position, like.device).split(_EDGES_OF_BLOCK)
+    ]
+    return torch.cat(blocks)
 
 
 def local_attention(

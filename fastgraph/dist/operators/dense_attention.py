@@ -7,6 +7,9 @@ sum over all nodes has no order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,9 +20,17 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.rules.random import dropout_factor
-from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded, whole
+from fastgraph.dist.tensor.sharded import (
+    ShardedTensor,
+    aligned,
+    enter,
+    is_sharded,
+    on_the_whole,
+    whole,
+)
 from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
 from fastgraph.ops.dense_attention import DENSE_ATTENTION
+from fastgraph.ops.heads import drawn_seed
 
 
 @rule("scaled_dot_product_attention")
@@ -137,19 +148,33 @@ def of_graphs(
     seed: Tensor | None,
     scale: float,
     dropout: float,
-) -> tuple[ShardedTensor, ShardedTensor]:
+    first_head: int,
+) -> tuple[Tensor, Tensor]:
     """:func:`fastgraph.ops.dense_attention`: graphs may lie across ranks, which share heads.
 
+    Weights are dropped by pair and head, as on one process.
+
     Raises:
-        ValueError: weights are to be dropped, which heads of other ranks would not be alike, or
-            a bias or types of pairs are sharded: pairs belong to no rank.
+        ValueError: a bias or types of pairs are sharded: pairs belong to no rank.
     """
+    if dropout > 0 and seed is None:  # which sharded tensors draw themselves
+        seed = drawn_seed(dropout)
+    given = bias, ptr, key_ptr, pair_type, seed, scale, dropout, first_head
+    try:
+        return _of_graphs(query, key, value, *given)
+    except NoRuleError:  # on the whole, for which a seed is needed
+        found = on_the_whole(func, "fastgraph::dense_attention", (query, key, value, *given), {})
+        return cast(tuple[Tensor, Tensor], found)
+
+
+def _of_graphs(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, ptr: Tensor, *given: Any
+) -> tuple[Tensor, Tensor]:
+    key_ptr, pair_type, *options, first_head = given
     if not (is_sharded(query) and is_sharded(key) and is_sharded(value)):
         raise NoRuleError
     if any(x.axis != 0 or x.dim() != 3 for x in (query, key, value)) or is_sharded(ptr):
         raise NoRuleError
-    if dropout > 0:
-        raise ValueError("dropout must be 0 for sharded tensors in dense_attention")
     for name, tensor in (("bias", bias), ("pair_type", pair_type)):
         if is_sharded(tensor):
             raise ValueError(f"{name} must be a plain tensor in dense_attention, got a sharded one")
@@ -157,17 +182,39 @@ def of_graphs(
     targets, rows = query.rows, key.rows
     heads = layout_of_heads(query.shape[1])
     local = [query.local, key.local, aligned(value, rows, 0)]
-    layouts = [targets, rows, rows]
-    sent = to_heads(local, layouts, heads)
-    pairs = zip(sent, layouts, strict=True)
-    in_order = [x.index_select(0, layout.order_on(x.device)) for x, layout in pairs]
     COUNTS.attention["heads (dense)"] += 1
     if bias is not None:
         bias = enter(bias).index_select(1, heads.position_on(bias.device))
-    found = DENSE_ATTENTION(*in_order, bias, ptr, key_ptr, pair_type, seed, scale, dropout)
-    of_ranks = _place_of(targets, query.local.device)
-    out, stats = (to_rows([x.index_select(0, of_ranks)], [targets], heads)[0] for x in found)
+    sent = to_heads(local, [targets, rows, rows], heads)
+    after = bias, ptr, key_ptr, pair_type, *options
+    found = _in_order(sent, targets, rows, heads, after, first_head)
+    out, stats = (to_rows([x], [targets], heads)[0] for x in found)
     return ShardedTensor(out, targets, 0), ShardedTensor(stats, targets, 0)
+
+
+def _in_order(
+    sent: Sequence[Tensor],
+    targets: Layout,
+    rows: Layout,
+    heads: Layout,
+    given: Sequence[Any],
+    first_head: int = 0,
+) -> list[Tensor]:
+    """``ops.dense_attention`` of this rank's heads, by pairs that have the numbers of one process.
+
+    Args:
+        sent: queries, keys and values of these heads, in the order of ranks, as results are.
+        targets: the layout of the queries.
+        rows: that of keys and values.
+        heads: which each rank has.
+        given: the arguments of the operator behind these, up to its rate of dropout.
+        first_head: the number of the first head of all ranks.
+    """
+    pairs = zip(sent, (targets, rows, rows), strict=True)
+    in_order = [x.index_select(0, layout.order_on(x.device)) for x, layout in pairs]
+    found = DENSE_ATTENTION(*in_order, *given, first_head + sum(heads.counts[: WORLD.rank]))
+    of_ranks = _place_of(targets, sent[0].device)
+    return [x.index_select(0, of_ranks) for x in found]
 
 
 def _check_heads(num_heads: int) -> None:
@@ -203,7 +250,13 @@ def _attend(
     query, key, value = (x.permute(2, 1, 0, 3) for x in sent)
     mask = None if padding is None else _mask(whole(padding), rows, query.dtype)
     COUNTS.attention["heads (dense)"] += 1
-    if dropout > 0:
+    if dropout > 0 and mask is None and len(query) == 1 and WORLD.random != "exact":
+        given = [x.squeeze(2) for x in sent]
+        ptr, key_ptr = (torch.tensor([0, x.n], device=query.device) for x in (targets, rows))
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        options = None, ptr, key_ptr, None, drawn_seed(dropout), factor, dropout
+        out = _in_order(given, targets, rows, heads, options)[0][:, :, None].permute(2, 1, 0, 3)
+    elif dropout > 0:
         out = _with_dropout(query, key, value, mask, targets, rows, heads, dropout, scale)
     elif heads.mine:
         out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
@@ -236,7 +289,8 @@ def _with_dropout(
 ) -> Tensor:
     """Attention with weights that are dropped by where they are among those of one process.
 
-    They are made, as by torch on the CPU: ``[batch, heads of this rank, n, n]``.
+    They are made, as by torch on the CPU: ``[batch, heads of this rank, n, n]``. So it is where
+    numbers are to be torch's, for padding, and for several batches.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * factor) @ key.transpose(-2, -1)

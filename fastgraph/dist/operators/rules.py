@@ -14,8 +14,10 @@ from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID
+from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout, usual
-from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
+from fastgraph.dist.tensor.memo import cached_with_all
+from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, on_the_whole
 from fastgraph.dist.tensor.table import (
     Arguments,
     NoRuleError,
@@ -25,6 +27,7 @@ from fastgraph.dist.tensor.table import (
     unpacked,
 )
 from fastgraph.edge_programs.program import parse
+from fastgraph.graphs.edges import index_of_groups
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
 from fastgraph.ops.library import DEFINING
@@ -154,7 +157,7 @@ def _register(attention: FusedAttention) -> None:
 
 def _attended(attention: FusedAttention, call: Call) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
     attention.check(call)
-    spec = attention.spec
+    call, spec = _by_ends(call), attention.spec
     sources = destinations = _rows(call.inputs[spec.gathered])
     if "destinations" in spec.places:
         aggregating = call.inputs[spec.places.index("destinations")]
@@ -164,6 +167,35 @@ def _attended(attention: FusedAttention, call: Call) -> tuple[ShardedTensor, Sha
     layer = lambda: layer_of(spec.shapes, call.inputs, heads, spec.made)  # noqa: E731
     mode = mode_of(Operation("attention", heads=heads), relation, layer)
     return mode.attention(relation, call, attention)
+
+
+def _by_ends(call: Call) -> Call:
+    """A call whose edges are given by groups as one by both ends, in the order of their numbers.
+
+    The ends are made once for groups that all ranks have.
+
+    Raises:
+        NoRuleError: groups are sharded, or none, of which one process says what is wrong.
+    """
+    if call.ptr is None:
+        return call
+    if is_sharded(call.index) or is_sharded(call.ptr):
+        raise NoRuleError
+    given = call.index, call.ptr
+    DIGESTS.compare(call.ptr)
+    index = cached_with_all(
+        [(x, False) for x in given], ("ends of groups",), lambda: _ends_of_groups(*given)
+    )
+    return call._replace(index=index, ptr=None)
+
+
+def _ends_of_groups(index: Tensor, ptr: Tensor) -> Tensor:
+    num_edges, counts = index.shape[-1], ptr.diff()
+    if int(ptr[0]) or int(ptr[-1]) != num_edges or bool((counts < 0).any()):
+        raise NoRuleError
+    if index.dim() == 2 and len(index[1].unique()) != num_edges:
+        raise NoRuleError
+    return index_of_groups(index, ptr)
 
 
 def _rows_or(x: Tensor, sources: Layout) -> Layout:

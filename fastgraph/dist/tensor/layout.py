@@ -46,6 +46,7 @@ class Layout:
         mine: how many this rank holds.
         split_from, repeats: the layout of which each row was split into so many, or which is here
             so many times.
+        parts: the layouts whose dimensions were put one after the other.
         mode: how fused operators among these rows are computed, see
             :mod:`fastgraph.dist.operators.modes`.
         mesh: of the grid of ranks, with ``"grid"``; ``None``: the most square one.
@@ -64,6 +65,7 @@ class Layout:
         self.derived = Recent()
         self.split_from: tuple[Layout, int] | None = None
         self.repeats: tuple[Layout, int] | None = None
+        self.parts: Sequence[Layout] = ()
 
     @cached_property
     def _order(self) -> Tensor:
@@ -175,7 +177,12 @@ class Layout:
         return Layout((owner == WORLD.rank).nonzero().view(-1), len(positions), counts)
 
     def span(self, start: int, stop: int, step: int) -> Layout:
-        """The layout of a slice of the rows."""
+        """The layout of a slice of the rows; of what was joined, that which it had."""
+        before = 0
+        for part in self.parts:
+            if (start, stop, step) == (before, before + part.n, 1):
+                return part
+            before += part.n
         make = lambda: self.at(torch.arange(start, stop, step, device=HOST))  # noqa: E731
         layout: Layout = self.derived.get(("span", start, stop, step), make)
         return layout
@@ -214,21 +221,27 @@ class Consecutive(Layout):
 
 
 def joined(parts: Sequence[Layout]) -> Layout:
-    """The layout of dimensions one after the other, whose rows stay where they are."""
+    """The layout of dimensions one after the other, whose rows stay where they are.
 
-    def make() -> tuple[Sequence[Layout], Layout]:
+    Operators among them are computed in the mode of the longest.
+    """
+
+    def make() -> Layout:
         keys, offset = [], 0
         for part in parts:
             keys.append(part.key + offset)
             offset += part.bound
         counts = [sum(c) for c in zip(*(part.counts for part in parts), strict=True)]
-        return parts, Layout(torch.cat(keys), offset, counts)
+        layout = Layout(torch.cat(keys), offset, counts)
+        longest = max(parts, key=lambda part: part.n)
+        layout.mode, layout.mesh = longest.mode, longest.mesh
+        layout.parts = parts  # kept, lest another one gets the identity of one that is gone
+        return layout
 
     if len(parts) == 1:
         return parts[0]
-    # The parts are kept, lest another one gets the identity of one that is gone.
     key = ("joined", *map(id, parts))
-    layout: Layout = parts[0].derived.get(key, make)[1]
+    layout: Layout = parts[0].derived.get(key, make)
     return layout
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID
 from fastgraph.dist.tensor import collectives, originals
@@ -38,6 +39,7 @@ from fastgraph.dist.tensor.table import (
     is_in_place,
 )
 from fastgraph.graphs.memo import REMEMBERING
+from fastgraph.graphs.ranks import BY_TYPE, OfRanks
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -302,6 +304,15 @@ def _cached(name: str, compute: Callable[..., Value], *given: Hashable) -> Value
 
 
 REMEMBERING[ShardedTensor] = _cached
+
+_ERRORS = (IndexError, ModuleNotFoundError, RuntimeError, TypeError, ValueError)
+
+
+def _decided(make: Callable[[], Value]) -> Value:
+    return on_first_rank(make, _ERRORS)
+
+
+BY_TYPE[ShardedTensor] = OfRanks(whole, _decided)
 
 
 _entered = WeakTensorKeyDictionary()

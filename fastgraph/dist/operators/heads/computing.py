@@ -10,16 +10,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fastgraph.dist.operators.attention import FusedAttention, needs_weights, num_heads
+from fastgraph.dist.operators.attention import (
+    FusedAttention,
+    dropped,
+    needs_weights,
+    num_heads,
+)
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.operators.heads.cost import by_heads
 from fastgraph.dist.operators.heads.exchange import everywhere, layout_of_heads, to_heads, to_rows
-from fastgraph.dist.operators.heads.graph import WholeGraph, whole_graph
+from fastgraph.dist.operators.heads.graph import WholeGraph, inverse, whole_graph
 from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import records_gradient
+from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.rules.random import dropout_factor
+from fastgraph.dist.tensor.memo import cached, on
 from fastgraph.dist.tensor.sharded import ShardedTensor, enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.layers.sums import add_to
@@ -59,9 +66,7 @@ class Heads(Mode):
         out, stats, alpha, *_ = attention.kernel(*inputs, None, *given)
         if call.dropout > 0:
             # The numbers that all ranks would draw by rows, for the heads of this one.
-            at = {0: graph.position, 1: heads.position}
-            shape = [len(graph.position), heads.n]
-            alpha = alpha * dropout_factor(shape, at, call.dropout, alpha)
+            alpha = alpha * dropped(call, graph.position, len(graph.position), heads, alpha)
             if heads.mine:
                 values = inputs[attention.spec.summed]
                 out = SPMM(values, edges.index, edges.ptr, alpha, destinations.n, "sum", False)
@@ -117,10 +122,10 @@ def _operands(
             found[i] = _own_heads(x, shape.index("heads"), heads)
             continue
         layout = layouts[shape[0]]
-        local = local_rows(x, layout)
         if "heads" not in shape:
-            found[i] = everywhere(local, layout)
+            found[i] = _of_all_ranks(x, layout)
             continue
+        local = local_rows(x, layout)
         # Sources and destinations may share one tensor, which is sent once.
         key = (id(local), id(layout))
         if key not in sent:
@@ -133,6 +138,15 @@ def _operands(
         for i, place in places:
             found[i] = moved[place]
     return found
+
+
+def _of_all_ranks(x: Tensor, rows: Layout) -> Tensor:
+    """The rows of all ranks in their order; a tensor that all of them have is not sent."""
+    if is_sharded(x) or x.shape[0] != rows.n or records_gradient(x):
+        return everywhere(local_rows(x, rows), rows)
+    DIGESTS.compare(x)
+    make = lambda: x.index_select(0, on(inverse(rows.order), x.device))  # noqa: E731
+    return cached(x, ("of all ranks", rows), make)
 
 
 def _own_heads(x: Tensor, axis: int, heads: Layout) -> Tensor:

@@ -135,7 +135,7 @@ def _chosen(x: ShardedTensor, entry: Entry) -> _Choice:
         def make_slice() -> _Choice:
             found = rows.span(start, stop, step)
             return _Choice(
-                rows.held(torch.arange(start, stop, step, device=HOST)[found.key]).row, found
+                rows.held(torch.arange(start, stop, step, device=HOST)[found.position]).row, found
             )
 
         sliced: _Choice = rows.derived.get(("slice", start, stop, step), make_slice)
