@@ -94,6 +94,8 @@ def _summing(upstream: Callable[..., Any]) -> Callable[..., Any]:
         is_sum = self.aggr in ("sum", "mean") and SWITCH.active
         if not is_sum or torch.compiler.is_compiling() or _has_any_global_hook():
             return upstream(self, *args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return upstream(self, *args, **kwargs)  # a sum in place may be of other dimensions
         before, _THREAD.roots = _THREAD.roots, _Roots(_unseen(list(self.convs.values())))
         try:
             return upstream(self, *args, **kwargs)

@@ -184,6 +184,22 @@ def test_features_that_are_edited_after_a_layer() -> None:
     torch.testing.assert_close(ours, expected)
 
 
+def test_vmap() -> None:
+    """Of a weight, so that terms of one type alone have the dimension that is mapped over."""
+    module, x_dict = of(LAYERS["SAGE"]), features()
+    parameters = dict(module.named_parameters())
+    weights = torch.randn(3, 4, 5, dtype=torch.float64)
+    for name in (name for name in parameters if name.endswith("lin_r.weight")):
+
+        def of_weight(weight: Tensor, name: str = name) -> dict[str, Tensor]:
+            given = {**parameters, name: weight}
+            return torch.func.functional_call(module, given, (x_dict, EDGES))  # type: ignore[no-any-return]
+
+        expected = torch.func.vmap(of_weight)(weights)
+        with fastgraph.enabled():
+            torch.testing.assert_close(torch.func.vmap(of_weight)(weights), expected)
+
+
 def test_one_layer_for_several_types() -> None:
     torch.manual_seed(1)
     layer = SAGEConv((5, 5), 4)
