@@ -118,6 +118,8 @@ def _columns(g: Any, structure: Structure, name: str | None) -> _Columns | Refus
         return refusal
     if values.dim() != 1 or values.dtype not in (torch.bool, torch.float32, torch.float64):
         return Refusal("probabilities that are neither one float nor one bool for each edge")
+    if values.is_inference():  # edits of which nobody counts
+        return _drawable(structure, values)
     # DGL, too, copies edges from one format to another once, and sees no edit of the first then.
     key = "edges to draw", structure.identity, tensor_key(values)
     return recalled(key, _drawable, (structure, values), [values])

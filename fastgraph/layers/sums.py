@@ -17,7 +17,16 @@ def add_to(out: Tensor, term: Tensor) -> Tensor:
     # In place, a term on the meta device would be no error.
     in_place = fits and out.is_meta == term.is_meta
     in_place = in_place and torch.promote_types(out.dtype, term.dtype) == out.dtype
+    # Nor where `term` alone has the dimension that `torch.func.vmap` hides.
+    in_place = in_place and not _is_transformed()
     return out.add_(term) if in_place else out + term
+
+
+def _is_transformed() -> bool:
+    """True within a transform of ``torch.func``, other than those that torch compiles."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def first_rows(x: Tensor, num_rows: int) -> Tensor:

@@ -26,6 +26,7 @@ from fastgraph.routing.switch import SWITCH
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = (Tensor, torch.nn.Parameter)
+_PYG = "torch_geometric.nn.conv."
 
 
 class _Root(NamedTuple):
@@ -93,14 +94,27 @@ def _summing(upstream: Callable[..., Any]) -> Callable[..., Any]:
         is_sum = self.aggr in ("sum", "mean") and SWITCH.active
         if not is_sum or torch.compiler.is_compiling() or _has_any_global_hook():
             return upstream(self, *args, **kwargs)
-        layers = [layer for layer in self.convs.values() if _is_usual(layer)]
-        before, _THREAD.roots = _THREAD.roots, _Roots(layers)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return upstream(self, *args, **kwargs)  # a sum in place may be of other dimensions
+        before, _THREAD.roots = _THREAD.roots, _Roots(_unseen(list(self.convs.values())))
         try:
             return upstream(self, *args, **kwargs)
         finally:
             _THREAD.roots = before
 
     return forward
+
+
+def _unseen(layers: list[Any]) -> list[Any]:
+    """The layers whose results nobody sees but ``HeteroConv``, and that end with a sum.
+
+    None beside a layer of a user, which may call them, or edit features that are multiplied later.
+    """
+    if not all(type(layer).__module__.startswith(_PYG) for layer in layers):
+        return []
+    others = [layer for layer in layers if not _is_usual(layer)]
+    inner = {id(module) for layer in others for module in layer.modules()}
+    return [layer for layer in layers if id(layer) not in inner]
 
 
 def _is_usual(layer: Any) -> bool:

@@ -290,6 +290,18 @@ def test_edits_of_a_mask_are_seen() -> None:
     assert fastgraph.status().row(NAME).fell_back == 0
 
 
+def test_edits_of_probabilities_that_nobody_counts_are_seen() -> None:
+    g = whole()
+    with torch.inference_mode():
+        g.edata["p"] = torch.ones(g.num_edges())
+        for kept in (g.num_edges(), 50):
+            g.edata["p"][kept:] = 0
+            _, _, [block] = NeighborSampler([-1], prob="p").sample_blocks(g, torch.arange(100))
+            assert block.num_edges() == kept
+    _, _, [block] = NeighborSampler([-1], prob="p").sample_blocks(g, torch.arange(100))
+    assert block.num_edges() == 50
+
+
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
 def test_probabilities_that_are_none_are_named(wrong: float) -> None:
     g = whole()

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GraphConv, HeteroConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GINConv,
+    GraphConv,
+    HeteroConv,
+    SAGEConv,
+    Sequential,
+)
 
 import fastgraph
 from fastgraph.layers import linear as products
@@ -121,6 +128,76 @@ def test_layers_of_several_kinds_and_another_number_of_types() -> None:
     assert_same(module, x_dict)
     for kept in (TYPES[:1], TYPES[1:], TYPES[3:]):
         assert_same(module, x_dict, {kind: EDGES[kind] for kind in kept})
+
+
+class Wrapped(nn.Module):
+    """It uses what another layer computes, of which modules need not know."""
+
+    def __init__(self, layer: nn.Module, registered: bool) -> None:
+        super().__init__()
+        self.layers: Any = nn.ModuleList([layer]) if registered else (layer,)
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.layers[0](x, edge_index)
+        return out.square()
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_layer_that_another_layer_uses_too(registered: bool) -> None:
+    torch.manual_seed(1)
+    layer = SAGEConv((5, 5), 4).double()
+    user = Wrapped(layer, registered).double()
+    module = HeteroConv({TYPES[0]: layer, TYPES[1]: user, TYPES[2]: SAGEConv((5, 5), 4)})
+    assert_same(module.double(), features())
+
+
+def test_a_layer_within_one_of_pygs() -> None:
+    torch.manual_seed(1)
+    layer = SAGEConv((5, 5), 4)
+    network = Sequential(
+        "x",
+        [
+            (lambda x: (x, EDGES[TYPES[1]][:, :0]), "x -> y, none"),
+            (layer, "y, none -> x"),
+            nn.ReLU(),
+        ],
+    )
+    module = HeteroConv({TYPES[1]: layer, TYPES[2]: GINConv(network, train_eps=True)})
+    assert_same(module.double(), features())
+
+
+class Halving(nn.Module):
+    """It edits features that layers before it were given."""
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        target: Tensor = x[1] if isinstance(x, tuple) else x
+        return target.mul_(0.5)[:, :4].clone()
+
+
+def test_features_that_are_edited_after_a_layer() -> None:
+    torch.manual_seed(1)
+    module = HeteroConv({TYPES[1]: SAGEConv(5, 4), TYPES[2]: Halving()}).double()
+    with torch.no_grad():
+        expected = module(features(), EDGES)
+        with fastgraph.enabled():
+            ours = module(features(), EDGES)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_vmap() -> None:
+    """Of a weight, so that terms of one type alone have the dimension that is mapped over."""
+    module, x_dict = of(LAYERS["SAGE"]), features()
+    parameters = dict(module.named_parameters())
+    weights = torch.randn(3, 4, 5, dtype=torch.float64)
+    for name in (name for name in parameters if name.endswith("lin_r.weight")):
+
+        def of_weight(weight: Tensor, name: str = name) -> dict[str, Tensor]:
+            given = {**parameters, name: weight}
+            return torch.func.functional_call(module, given, (x_dict, EDGES))  # type: ignore[no-any-return]
+
+        expected = torch.func.vmap(of_weight)(weights)
+        with fastgraph.enabled():
+            torch.testing.assert_close(torch.func.vmap(of_weight)(weights), expected)
 
 
 def test_one_layer_for_several_types() -> None:
