@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -13,15 +14,27 @@ from torch import Tensor
 def check_integers(
     least: int = 1, most: int | None = None, /, *, or_none: bool = False, **given: Any
 ) -> None:
-    """Raise ``ValueError`` unless all are integers within bounds; bools are none."""
+    """Raise ``ValueError`` unless all are integers within bounds; bools are none.
+
+    Integers are what Python takes for an index: those of NumPy and tensors of one integer, too.
+    """
     for name, value in given.items():
         if or_none and value is None:
             continue
-        is_integer = not isinstance(value, bool) and isinstance(value, Integral)
-        if not is_integer or value < least or (most is not None and value > most):
+        number = _integer_of(value)
+        if number is None or number < least or (most is not None and number > most):
             bounds = f"at least {least}" if most is None else f"{least} to {most}"
             rest = " or None" if or_none else ""
             raise ValueError(f"{name}: expected an integer of {bounds}{rest}, got {value!r}")
+
+
+def _integer_of(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_numbers(expected: str, fits: Callable[[float], bool], /, **given: Any) -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,12 @@ def test_errors_name_the_argument(
     for value in values:
         with pytest.raises((TypeError, ValueError), match=f"^{name}: expected"):
             call(**{**right, name: value})
+
+
+def test_integers_of_other_libraries() -> None:
+    pattern = nn.dual_pattern(EDGES, EDGES.max() + 1)  # type: ignore[arg-type]
+    assert pattern.num_nodes == 4
+    assert transforms.Degrees(np.int64(3)).max_degree == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("call", "right"), CALLS, ids=[call.__name__ for call, _ in CALLS])
