@@ -16,9 +16,10 @@ def of_types(table: Tensor, types: Tensor, name: str) -> Tensor:
     Raises:
         IndexError: the table has no such type.
     """
-    for bad in types[(types < 0) | (types >= len(table))][:1].tolist():
+    index = as_index(types)  # to compare, too: as a byte, a table's length of 300 is 44
+    for bad in index[(index < 0) | (index >= len(table))][:1].tolist():
         raise IndexError(f"{name} holds {bad}, expected 0 <= type < {len(table)}")
-    return table.index_select(0, as_index(types))
+    return table.index_select(0, index)
 
 
 def as_index(types: Tensor) -> Tensor:

@@ -173,6 +173,15 @@ def multihead(model: nn.Module, d: Any) -> Tensor:
     return out
 
 
+def wide_values(model: nn.Module, d: Any) -> Tensor:
+    """With numbers as ranks draw them by rows, and so little dropout that all weights stay."""
+    before, WORLD.random = WORLD.random, "rows"
+    x = model(d.x).view(-1, HEADS, 2).transpose(0, 1)
+    out = F.scaled_dot_product_attention(x, x, torch.cat([x, x.sin()], -1), dropout_p=1e-15)
+    WORLD.random = before
+    return out
+
+
 def probed(model: nn.Module, d: Any) -> Tensor:
     found = model.probe(d.x, d.edge_index, d.batch, queries=9)
     return model(d.x, d.edge_index, d.batch) * (found.mass + found.largest_mass + found.error)
@@ -190,6 +199,7 @@ OPERATORS = {
     "dense, dropout": dense(dropout=0.4),
     "dense, one head": alone(dropout=0.4),
     "multihead": Case(lambda: nn.MultiheadAttention(CHANNELS, HEADS, dropout=0.3), multihead),
+    "values of more channels": Case(lambda: nn.Linear(CHANNELS, CHANNELS), wide_values),
 }
 MODULES = {
     "dense and sparse": turns(),

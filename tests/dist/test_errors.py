@@ -17,11 +17,12 @@ import torch.distributed as dist
 
 import fastgraph
 import fastgraph.dist as fgd
+from fastgraph import ops
 from fastgraph.dist.ranks import spawning, transport
 from fastgraph.dist.ranks.agreement import check_alike, first_rank_first
 from fastgraph.dist.ranks.world import WORLD, alone
 from fastgraph.machine import native
-from tests.dist.graphs import graph, uneven
+from tests.dist.graphs import NUM_EDGES, graph, uneven
 
 
 def errors_on_this_rank() -> list[str]:
@@ -40,7 +41,22 @@ def errors_on_this_rank() -> list[str]:
         index[0] = 1000  # which one rank holds
         data.x[index]
 
-    for action in (diverge, point_outside):
+    def attend(types: torch.Tensor) -> None:
+        features = data.x.view(-1, 2, 4)
+        ops.attention(*[features] * 3, data.edge_index, bias=torch.ones(4, 2), bias_index=types)
+
+    def meet_a_type_of_one_edge() -> None:
+        types = torch.zeros(NUM_EDGES, dtype=torch.uint8)
+        types[7] = 200
+        attend(types)
+
+    def meet_a_type_of_a_row() -> None:
+        types = (data.edge_weight > 2).to(torch.int16)
+        types[7] = -1
+        attend(types)
+
+    actions = diverge, point_outside, meet_a_type_of_one_edge, meet_a_type_of_a_row
+    for action in actions:
         try:
             action()
         except Exception as error:
@@ -73,7 +89,7 @@ def errors(once_on_ranks: Any) -> list[list[str]]:
 
 
 def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:
-    for diverged, _, _ in errors:
+    for diverged, *_ in errors:
         assert diverged.startswith("RanksDivergedError: ")
         lines = re.findall(r"rank (\d): (\w+) .* at .*test_errors\.py:(\d+)", diverged)
         assert [line[:2] for line in lines] == [("0", "all_reduce"), ("1", "all_gather")]
@@ -81,12 +97,18 @@ def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:
 
 
 def test_an_index_out_of_range_is_one_on_all_ranks(errors: list[list[str]]) -> None:
-    for _, outside, _ in errors:
+    for _, outside, *_ in errors:
         assert outside == "IndexError: an index is out of range for a dimension of size 60"
 
 
+def test_a_type_beyond_the_table_is_an_error_on_all_ranks(errors: list[list[str]]) -> None:
+    for _, _, of_one_edge, of_a_row, _ in errors:
+        assert of_one_edge == "IndexError: bias_index holds 200, expected 0 <= type < 4"
+        assert of_a_row == "IndexError: bias_index holds -1, expected 0 <= type < 4"
+
+
 def test_a_rank_that_does_not_come_is_waited_for_until_a_time_out(errors: list[list[str]]) -> None:
-    (_, _, waited), _ = errors
+    (*_, waited), _ = errors
     collective = r"rank 0 of 2: all_reduce of \[\] torch.float32, called at "
     assert re.match(collective + r".*test_errors\.py:\d+, did not end: .*[Tt]imed out", waited)
 

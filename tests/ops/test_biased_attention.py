@@ -404,6 +404,13 @@ def test_types_beyond_the_table(dtype: torch.dtype, bad: int, backend: str) -> N
         ops.attention(*nodes, EDGES, bias=torch.ones(3, 2), bias_index=types)
 
 
+def test_a_byte_is_a_type_of_a_table_of_more_rows(backend: str) -> None:
+    nodes = [torch.ones(4, 2, 5) for _ in range(3)]
+    table, types = torch.randn(300, 2), torch.arange(0, 240, 20)
+    found = ops.attention(*nodes, EDGES, bias=table, bias_index=types.to(torch.uint8))
+    torch.testing.assert_close(found, ops.attention(*nodes, EDGES, bias=table[types]))
+
+
 def test_no_table_has_a_type_for_edges(backend: str) -> None:
     nodes = [torch.ones(4, 2, 5) for _ in range(3)]
     given = {"bias": torch.ones(0, 2), "bias_index": torch.zeros(12).byte()}

@@ -250,7 +250,8 @@ def _attend(
     query, key, value = (x.permute(2, 1, 0, 3) for x in sent)
     mask = None if padding is None else _mask(whole(padding), rows, query.dtype)
     COUNTS.attention["heads (dense)"] += 1
-    if dropout > 0 and mask is None and len(query) == 1 and WORLD.random != "exact":
+    is_ours = mask is None and len(query) == 1 and key.shape == value.shape
+    if dropout > 0 and is_ours and WORLD.random != "exact":
         given = [x.squeeze(2) for x in sent]
         ptr, key_ptr = (torch.tensor([0, x.n], device=query.device) for x in (targets, rows))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
@@ -290,7 +291,7 @@ def _with_dropout(
     """Attention with weights that are dropped by where they are among those of one process.
 
     They are made, as by torch on the CPU: ``[batch, heads of this rank, n, n]``. So it is where
-    numbers are to be torch's, for padding, and for several batches.
+    numbers are to be torch's, for padding, for several batches, and values of other channels.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * factor) @ key.transpose(-2, -1)

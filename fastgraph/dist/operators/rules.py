@@ -11,12 +11,13 @@ from fastgraph.dist.operators.cost import Layer
 from fastgraph.dist.operators.modes import HALO
 from fastgraph.dist.operators.planner import layer_of, layer_of_sum, mode_of
 from fastgraph.dist.operators.protocol import Mode, Operation, Relation
-from fastgraph.dist.operators.rank_graph import local_rows
+from fastgraph.dist.operators.rank_graph import local_rows, part_of
+from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout, usual
-from fastgraph.dist.tensor.memo import cached_with_all
+from fastgraph.dist.tensor.memo import cached, cached_with_all
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, on_the_whole
 from fastgraph.dist.tensor.table import (
     Arguments,
@@ -31,6 +32,7 @@ from fastgraph.graphs.edges import index_of_groups
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
 from fastgraph.ops.library import DEFINING
+from fastgraph.registry.operators import Attention
 
 
 def _rows(x: Tensor) -> Layout:
@@ -157,6 +159,7 @@ def _register(attention: FusedAttention) -> None:
 
 def _attended(attention: FusedAttention, call: Call) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
     attention.check(call)
+    _check_types(call.inputs, attention.spec)
     call, spec = _by_ends(call), attention.spec
     sources = destinations = _rows(call.inputs[spec.gathered])
     if "destinations" in spec.places:
@@ -167,6 +170,28 @@ def _attended(attention: FusedAttention, call: Call) -> tuple[ShardedTensor, Sha
     layer = lambda: layer_of(spec.shapes, call.inputs, heads, spec.made)  # noqa: E731
     mode = mode_of(Operation("attention", heads=heads), relation, layer)
     return mode.attention(relation, call, attention)
+
+
+def _check_types(inputs: Sequence[Tensor | None], spec: Attention) -> None:
+    """The table of biases has the types of the edges of all ranks.
+
+    A kernel would tell the rank alone whose edge has such a type, and the others would wait for it.
+
+    Raises:
+        NoRuleError: on all ranks, as it has not: one process names the type.
+    """
+    of_names = dict(zip(spec.names, inputs, strict=True))
+    table, types = of_names.get("table"), of_names.get("bias_index")
+    if table is None or types is None:
+        return
+    local, num_types, is_part = part_of(types), table.shape[0], is_sharded(types)
+
+    def make() -> bool:
+        has_all = not local.numel() or (int(local.min()) >= 0 and int(local.max()) < num_types)
+        return transport.agree(has_all) if is_part else has_all
+
+    if not cached(local, ("types of a table", num_types), make, is_part=is_part):
+        raise NoRuleError
 
 
 def _by_ends(call: Call) -> Call:
