@@ -1,4 +1,4 @@
-"""What a rank of a graph transformer takes of memory, processor and link, by the number of ranks.
+"""Memory, processor time and bytes sent of a rank of a graph transformer, by the number of ranks.
 
     PYTHONPATH=. .venv/bin/python benchmarks/dist_graph_transformer.py [--ranks 1,2,4]
 

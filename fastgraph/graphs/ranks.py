@@ -1,4 +1,4 @@
-"""What ``fastgraph.dist`` does with tensors that have rows on several ranks, for rooms below it."""
+"""Tensors with rows on several ranks, as ``fastgraph.dist`` has them, for rooms below it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def whole(x: Tensor | None) -> Tensor | None:
 
 
 def decided(make: Callable[[], Value]) -> Value:
-    """What ``make`` returns on the first rank, to which another machine may give another answer.
+    """The result of ``make`` on the first rank, where other machines may have another.
 
     For what was made of tensors that are on ranks; without these it is what it returns here.
     """

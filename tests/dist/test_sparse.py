@@ -205,7 +205,7 @@ def two_or_more() -> Tensor:
 
 
 def sent(mesh: Mesh) -> dict[str, Sent]:
-    """What is sent in a step of attention on a grid, beside the formulas."""
+    """The bytes of a step of attention on a grid, beside the formulas."""
     data = shards(two_or_more(), mode="grid", mesh=mesh)(graph())
     counts, k = data.x.rows.counts, NUM_FEATURES
     found = {}

@@ -75,7 +75,7 @@ def wrong_arguments() -> Iterator[Any]:
             yield pytest.param(call, right, name, values, id=f"{call.__name__} {name}")
 
 
-@pytest.mark.parametrize(("call", "right", "name", "values"), wrong_arguments())
+@pytest.mark.parametrize(("call", "right", "name", "values"), [*wrong_arguments()])
 def test_errors_name_the_argument(
     call: Callable[..., Any], right: dict[str, Any], name: str, values: list[Any]
 ) -> None:
