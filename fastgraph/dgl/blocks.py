@@ -7,7 +7,8 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
-from dgl import NID, graph_index, random, utils
+from dgl import graph_index, random, utils
+from dgl.base import NID
 from dgl.heterograph import DGLBlock
 from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_coo
 from torch import Tensor
