@@ -20,7 +20,6 @@ import torch.nn.functional as F
 import training
 from torch_geometric.transforms import Compose
 
-from fastgraph.nn import Graphormer
 from fastgraph.transforms import AttentionPattern, ClusterOrder, Degrees
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -40,34 +39,15 @@ given = args.dataset and data_loading.load(args.dataset, args.root)
 data, num_classes = given or training.generated(args.nodes)
 ready = Compose([ClusterOrder(), AttentionPattern(args.hops), Degrees()])
 data = ready(data).to(device)
-model = Graphormer.slim(
-    data.num_features,
-    num_classes,
-    hops=args.hops,
-    schedule=training.schedule_of(args.period),
-    input_dropout=0.3,
-    attention_dropout=args.attention_dropout,
-    dropout=0.5,
-).to(device)
-if args.checkpoint:
-    training.keep_no_activations(model)
+model = training.node_classifier(data, num_classes, args).to(device)
 optimizer, scheduler = training.optimizer_of(model, args, steps_of_epoch=1)
-
-
-def forward() -> torch.Tensor:
-    with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-        return model(
-            data.x,
-            data.attn_index,
-            types=data.attn_type,
-            degrees=(data.in_degree, data.out_degree),
-        )
 
 
 def train() -> float:
     model.train()
     optimizer.zero_grad()
-    loss = F.cross_entropy(forward()[data.train_mask].float(), data.y[data.train_mask])
+    out = training.of_nodes(model, data, amp=args.amp)[data.train_mask].float()
+    loss = F.cross_entropy(out, data.y[data.train_mask])
     loss.backward()
     optimizer.step()
     scheduler.step()
@@ -77,7 +57,7 @@ def train() -> float:
 @torch.no_grad()
 def test() -> list[float]:
     model.eval()
-    correct = forward().argmax(dim=-1) == data.y
+    correct = training.of_nodes(model, data, amp=args.amp).argmax(dim=-1) == data.y
     return [
         float(correct[data[f"{part}_mask"]].float().mean()) for part in ("train", "val", "test")
     ]

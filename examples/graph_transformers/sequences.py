@@ -25,7 +25,6 @@ from torch_geometric.data import Data
 from torch_geometric.loader import ClusterData, ClusterLoader
 
 import fastgraph
-from fastgraph.nn import Graphormer
 from fastgraph.transforms import AttentionPattern, Degrees
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -48,17 +47,7 @@ given = args.dataset and data_loading.load(args.dataset, args.root)
 data, num_classes = given or training.generated(args.nodes)
 clusters = ClusterData(Degrees()(data), args.clusters)
 ready = AttentionPattern(args.hops)
-model = Graphormer.slim(
-    data.num_features,
-    num_classes,
-    hops=args.hops,
-    schedule=training.schedule_of(args.period),
-    input_dropout=0.3,
-    attention_dropout=args.attention_dropout,
-    dropout=0.5,
-).to(device)
-if args.checkpoint:
-    training.keep_no_activations(model)
+model = training.node_classifier(data, num_classes, args).to(device)
 steps = -(-args.clusters // args.together)
 optimizer, scheduler = training.optimizer_of(model, args, steps_of_epoch=steps)
 
@@ -67,16 +56,6 @@ def sequences(*, shuffle: bool) -> Iterator[Data]:
     """Unions of clusters, each with the pattern of attention of its own edges."""
     for sequence in ClusterLoader(clusters, batch_size=args.together, shuffle=shuffle):
         yield ready(sequence).to(device)
-
-
-def forward(sequence: Data) -> torch.Tensor:
-    with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-        return model(
-            sequence.x,
-            sequence.attn_index,
-            types=sequence.attn_type,
-            degrees=(sequence.in_degree, sequence.out_degree),
-        )
 
 
 def train() -> tuple[float, int]:
@@ -89,7 +68,8 @@ def train() -> tuple[float, int]:
         if not bool(mask.any()):
             continue
         optimizer.zero_grad()
-        loss = F.cross_entropy(forward(sequence)[mask].float(), sequence.y[mask])
+        out = training.of_nodes(model, sequence, amp=args.amp)[mask].float()
+        loss = F.cross_entropy(out, sequence.y[mask])
         loss.backward()
         optimizer.step()
         scheduler.step()
@@ -104,7 +84,7 @@ def test() -> list[float]:
     model.eval()
     correct, count = torch.zeros(3), torch.zeros(3)
     for sequence in sequences(shuffle=False):
-        is_correct = forward(sequence).argmax(dim=-1) == sequence.y
+        is_correct = training.of_nodes(model, sequence, amp=args.amp).argmax(dim=-1) == sequence.y
         for number, part in enumerate(("train", "val", "test")):
             mask = sequence[f"{part}_mask"]
             correct[number] += int(is_correct[mask].sum())

@@ -15,7 +15,7 @@ from torch_geometric.transforms import RandomNodeSplit, ToUndirected
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 import fastgraph.dist as fgd
-from fastgraph.nn import Schedule, polynomial_decay
+from fastgraph.nn import Graphormer, Schedule, polynomial_decay
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, epochs: int, warm_up: int) -> None:
@@ -45,6 +45,34 @@ def generated(num_nodes: int, num_classes: int = 4) -> tuple[Data, int]:
 def schedule_of(period: int) -> Schedule:
     """The first of so many layers attends to all pairs."""
     return Schedule("layer", period or None)
+
+
+def node_classifier(data: Data, num_classes: int, arguments: argparse.Namespace) -> Graphormer:
+    """Graphormer for nodes, with TorchGT's rates of dropout."""
+    model = Graphormer.slim(
+        data.num_features,
+        num_classes,
+        hops=arguments.hops,
+        schedule=schedule_of(arguments.period),
+        input_dropout=0.3,
+        attention_dropout=arguments.attention_dropout,
+        dropout=0.5,
+    )
+    if arguments.checkpoint:
+        keep_no_activations(model)
+    return model
+
+
+def of_nodes(model: nn.Module, data: Data, *, amp: bool) -> torch.Tensor:
+    """The outputs of a model for the nodes of a graph with a pattern of attention and degrees."""
+    with torch.autocast(data.x.device.type, torch.bfloat16, enabled=amp):
+        out: torch.Tensor = model(
+            data.x,
+            data.attn_index,
+            types=data.attn_type,
+            degrees=(data.in_degree, data.out_degree),
+        )
+    return out
 
 
 def keep_no_activations(model: nn.Module) -> None:

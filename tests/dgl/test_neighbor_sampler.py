@@ -21,15 +21,9 @@ from dgl.dataloading import (  # isort: skip
     as_edge_prediction_sampler,
 )
 
+pytestmark = pytest.mark.usefixtures("dgl_sampling")
+
 NAME = "dgl.NeighborSampler"
-
-
-@pytest.fixture(autouse=True)
-def _enabled(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("FASTGRAPH_DGL_SAMPLING", "1")
-    with fastgraph.enabled():
-        fastgraph.status().reset()
-        yield
 
 
 @pytest.fixture

@@ -16,18 +16,12 @@ from tests.sampling.test_layers import chi_square, limit
 
 from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 
+pytestmark = pytest.mark.usefixtures("dgl_sampling")
+
 NAME = "dgl.NeighborSampler"
 SIZES = {"a": 40, "b": 60, "c": 9}
 RELATIONS = (("a", "r", "b"), ("b", "s", "a"), ("b", "r", "b"), ("b", "t", "c"), ("c", "u", "b"))
 SEEDS = {"b": torch.tensor([59, 3, 8, 17]), "a": torch.tensor([5, 0])}
-
-
-@pytest.fixture(autouse=True)
-def _enabled(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("FASTGRAPH_DGL_SAMPLING", "1")
-    with fastgraph.enabled():
-        fastgraph.status().reset()
-        yield
 
 
 def typed(dtype: torch.dtype = torch.int64) -> Any:

@@ -21,8 +21,6 @@ from torch_geometric.utils import (
 )
 
 import fastgraph
-from fastgraph.pyg import gat_conv
-from fastgraph.pyg.modules import project
 from tests.ab import Arguments, arguments, assert_errors_alike, assert_same, run
 from tests.graphs import random_edges, square_cases
 
@@ -96,29 +94,6 @@ def test_bipartite(cls: type[MessagePassing], sizes: tuple[int, int]) -> None:
     edges = random_edges(*sizes, 40)
     pair = (features(sizes[0], 6), features(sizes[1], CHANNELS))
     assert_same(cls((6, CHANNELS), 4, heads=2), arguments(pair, edges))
-
-
-@pytest.mark.parametrize("in_channels", [6, (6, 6)])
-@pytest.mark.parametrize("watched", [False, True])
-def test_destinations_are_not_projected_where_nobody_looks(
-    in_channels: int | tuple[int, int], watched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their scores take <W^T a, x> in place of <a, W x>."""
-    module, pair = GATConv(in_channels, 5, heads=3), (features(9, 6), features(7, 6))
-    call, seen = arguments(pair, random_edges(9, 7, 40)), []
-    if watched:
-        projection = module.lin_dst if module.lin is None else module.lin
-        projection.register_forward_hook(lambda *_: None)
-    assert_same(module, call)
-
-    def noted(module: Any, x: Tensor) -> Tensor:
-        seen.append(len(x))
-        return project(module, x)
-
-    monkeypatch.setattr(gat_conv, "project", noted)
-    with fastgraph.enabled():
-        module(*call[0])
-    assert seen == ([9, 7] if watched else [9])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
