@@ -6,6 +6,7 @@ the caller's tensors, and an edit of one in place before it is used is an error.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -54,29 +55,36 @@ FEWEST_VALUES = 2**15
 expressions cost."""
 
 FEWEST_SCORES = 2**13
-"""The same of GATv2's scores, of which separate operators store all channels for each entry."""
+"""The same of scores whose softmax, and a product with it, are one operator."""
+
+SCORES = frozenset({"dots", "leaky", "channels"})
+"""Such scores: dot products, a LeakyReLU of sums of rows and columns, and one of channels that a
+vector contracts, which separate operators store for each entry."""
 
 
-def may_wait(pattern: Pattern, heads: int, *tensors: Tensor, have_channels: bool = False) -> bool:
+def may_wait(pattern: Pattern, heads: int, *tensors: Tensor, form: str | None = None) -> bool:
     """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`.
 
-    On ranks always, as one operator sends rows once that several would send again.
+    On ranks always, as one operator sends rows once that several would send again. A few scores
+    wait until some of their pattern have waited in vain.
 
     Args:
         pattern: of the values.
         heads: how many they are of.
         tensors: of which they are made.
-        have_channels: they are scores as those of GATv2.
+        form: one of :data:`SCORES` if they are such.
     """
     if pattern.is_sharded:
         return may_defer(*tensors)
     count = pattern.nnz * heads
-    is_enough = not are_few(pattern, count) or (have_channels and count >= FEWEST_SCORES)
+    is_enough = not are_few(pattern, count) or (
+        form in SCORES and count >= FEWEST_SCORES and form not in pattern.in_vain
+    )
     return is_enough and count > 0 and is_plain(*tensors) and may_defer(*tensors)
 
 
 def are_few(pattern: Pattern, count: int) -> bool:
-    """True if so many values, of entries and heads, are too few to wait, but for GATv2's scores."""
+    """True if so many values, of entries and heads, are too few to wait, but for scores."""
     return count < FEWEST_VALUES and pattern.device.type == "cpu" and not pattern.is_sharded
 
 
@@ -349,6 +357,7 @@ class Ends(Leaf):
 
     def compute(self) -> Tensor:
         """See :meth:`Expression.compute`."""
+        self.pattern.in_vain.add("leaky")
         return self.pattern.gather(self.aliases[0], is_row=self.is_row)
 
     @property
@@ -376,6 +385,7 @@ class Dot(Leaf):
 
     def compute(self) -> Tensor:
         """See :meth:`Expression.compute`."""
+        self.pattern.in_vain.add("dots")
         return products.dots(self.pattern, *self.aliases)
 
 
@@ -479,9 +489,21 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
     Values of one head are put beside those of several as columns.
     """
     values = [a for a in args if isinstance(a, Expression)]
-    if are_few(values[0].pattern, max(v.shape.numel() for v in values)) or not may_defer():
+    few = are_few(values[0].pattern, max(v.shape.numel() for v in values))
+    if (few and not _are_scaled(values, function)) or not may_defer():
         return None
     return mapped_later(function, *args, **kwargs)
+
+
+def _are_scaled(values: Sequence[Expression], function: Callable[..., Tensor]) -> bool:
+    """True for dot products times numbers: a few scores, which wait for their softmax."""
+    (made, *others) = values
+    while isinstance(made, Map) and made.function in _SCALING and len(made.arguments) == 1:
+        (made,) = made.arguments
+    return isinstance(made, Dot) and not others and function in _SCALING
+
+
+_SCALING = (operator.mul, operator.truediv, operator.neg)
 
 
 def mapped_later(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expression | None:

@@ -123,7 +123,7 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
     _check_type("A", A, SparseMatrix)
     _check_type("X1", X1, Tensor)
     _check_type("X2", X2, Tensor)
-    if not may_wait(A.pattern, X1.shape[2:].numel(), X1, X2, *A.tensors) or 0 in (
+    if not may_wait(A.pattern, X1.shape[2:].numel(), X1, X2, *A.tensors, form="dots") or 0 in (
         *X1.shape,
         *X2.shape,
     ):

@@ -90,6 +90,7 @@ class Pattern:
         is_sharded: true if its indices are a tensor of a subclass that says itself what operators
             do, of which no rank has all. Then entries are not sorted here.
         reused: the structures of expressions of values that several products have used.
+        in_vain: the forms of scores that waited, and were computed by separate operators.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Pattern:
         self._views: dict[str, Any] = {}
         self._versions: list[tuple[Tensor, int]] = []
         self.reused: set[str] = set() if base is None else base.reused
+        self.in_vain: set[str] = set() if base is None else base.in_vain
         self._watch(given)
         self.is_sharded = isinstance(given, Tensor) and is_defined_by(given)
         self.nnz = given.shape[1] if isinstance(given, Tensor) else given.indices.shape[0]

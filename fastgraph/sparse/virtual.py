@@ -93,7 +93,8 @@ class Virtual:
         channels: number of matrices for each head, which a product with a vector contracts;
             ``None`` where heads themselves are contracted.
         form: ``"ends"`` of rows or columns, ``"sum"`` of both, ``"leaky"``, the LeakyReLU of one,
-            or ``"scores"``, such channels contracted as in GATv2; else ``None``.
+            ``"channels"``, such channels contracted as in GATv2, or ``"dots"``, dot products times
+            numbers; else ``None``.
     """
 
     def __init__(
@@ -127,8 +128,7 @@ class Virtual:
                 "virtual @ vector, to be sampled"
             )
         tensors = [tensor for tensor, _ in self._kept]
-        is_scores = self.form == "scores"
-        waits = may_wait(pattern, self.heads or 1, *tensors, have_channels=is_scores)
+        waits = may_wait(pattern, self.heads or 1, *tensors, form=self.form)
         self._check(pattern)
         return self._sample(pattern, waits)
 
@@ -175,7 +175,7 @@ class Virtual:
             return (values * spread(pattern, vector)).sum(1)
 
         heads = None if self.channels is None else self.heads
-        form = "scores" if self.form == "leaky" else None
+        form = "channels" if self.form == "leaky" else None
         return Virtual(self.shape, heads, (vector,), sample, form=form, of=(self,))
 
     def __add__(self, other: Any) -> Any:
@@ -264,7 +264,7 @@ class Dense(Virtual):
         def sample(pattern: Pattern, waits: bool) -> Expression | Tensor:
             return Dot(pattern, x1, x2) if waits else products.dots(pattern, x1, x2)
 
-        return Virtual((x1.shape[0], x2.shape[1]), heads, (x1, x2), sample)
+        return Virtual((x1.shape[0], x2.shape[1]), heads, (x1, x2), sample, form="dots")
 
 
 def dense(x: Tensor) -> Dense:
@@ -367,6 +367,8 @@ def _form(function: Callable[..., Any], virtual: Sequence[Virtual]) -> str | Non
     forms = [v.form for v in virtual]
     if function is F.leaky_relu and forms == ["sum"]:
         return "leaky"
+    if function in (operator.mul, operator.truediv, operator.neg) and forms == ["dots"]:
+        return "dots"
     are_both = forms == ["ends", "ends"] and {v.shape[0] is None for v in virtual} == {True, False}
     return "sum" if function is operator.add and are_both else None
 
