@@ -29,8 +29,10 @@ EDGES = 1 << 14  # results that need no fresh pages
 Call = Callable[[], Any]
 
 
-def _calls(operator: str, degree: int, heads: int, channels: int) -> tuple[Call, Call]:
-    """The forward pass, and the backward pass for all gradients."""
+def _calls(
+    operator: str, degree: int, heads: int, channels: int, dropout: float = 0.0
+) -> tuple[Call, Call]:
+    """The forward pass, and the backward pass for all gradients; ``spmm`` has no dropout."""
     import torch
 
     from fastgraph import ops
@@ -48,8 +50,9 @@ def _calls(operator: str, degree: int, heads: int, channels: int) -> tuple[Call,
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
 
     def forward() -> Any:
-        found = getattr(ops, operator)(*inputs, index)
-        return found if operator == "spmm" else found[0]
+        if operator == "spmm":
+            return ops.spmm(*inputs, index)
+        return getattr(ops, operator)(*inputs, index, dropout=dropout)[0]
 
     out = forward()
     grad = torch.randn_like(out)

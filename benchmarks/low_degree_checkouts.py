@@ -36,8 +36,8 @@ assert fastgraph.__file__.startswith(root + "/"), fastgraph.__file__
 torch.set_num_threads(1)
 made = {}
 for line in sys.stdin:
-    operator, degree, heads, channels = key = tuple(json.loads(line))
-    made[key] = made.get(key) or low_degree._calls(operator, degree, heads, channels)
+    key = tuple(json.loads(line))
+    made[key] = made.get(key) or low_degree._calls(*key)
     print(json.dumps([low_degree.nanoseconds(call, 4) for call in made[key]]), flush=True)
 """
 
@@ -55,9 +55,9 @@ def _serve(root: Path) -> subprocess.Popen[str]:
     )
 
 
-def _ask(server: subprocess.Popen[str], key: tuple[Any, ...]) -> list[float]:
+def _ask(server: subprocess.Popen[str], key: tuple[Any, ...], dropout: float) -> list[float]:
     assert server.stdin is not None and server.stdout is not None
-    server.stdin.write(json.dumps(key) + "\n")
+    server.stdin.write(json.dumps([*key, dropout]) + "\n")
     server.stdin.flush()
     answer = server.stdout.readline()
     if not answer:
@@ -105,6 +105,7 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--operators", default="gat,gatv2,attention", show_default=True)
 @click.option("--degrees", default="2,4,8,32", show_default=True)
 @click.option("--shapes", default="8x8,4x16", show_default=True, help="Heads x channels.")
+@click.option("--dropout", type=click.FloatRange(0, 1), default=0.0, help="Of weights.")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 def main(
     older: Path,
@@ -114,6 +115,7 @@ def main(
     operators: str,
     degrees: str,
     shapes: str,
+    dropout: float,
     rounds: int,
 ) -> None:
     from measure.machine import machine_facts
@@ -126,7 +128,7 @@ def main(
     for _ in track(range(rounds), console=Console(stderr=True)):
         for key in keys:
             for which, server in servers.items():
-                pairs = zip(best[which, key], _ask(server, key), strict=True)
+                pairs = zip(best[which, key], _ask(server, key, dropout), strict=True)
                 best[which, key] = [min(pair) for pair in pairs]
     for server in servers.values():
         server.terminate()
@@ -138,7 +140,7 @@ def main(
         for key in keys
     ]
     arguments = [f"--commit={commit}", f"--operators={operators}", f"--degrees={degrees}"]
-    arguments += [f"--shapes={shapes}", f"--rounds={rounds}"]
+    arguments += [f"--shapes={shapes}", f"--dropout={dropout}", f"--rounds={rounds}"]
     results = {
         "command": shlex.join(
             ["python", "benchmarks/low_degree_checkouts.py", "OLDER", *arguments]

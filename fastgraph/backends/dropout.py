@@ -29,18 +29,20 @@ def philox(
     first: int | Tensor = 0,
     first_head: int = 0,
 ) -> Tensor:
-    """The first words of Philox4x32-10 for the counters ``(edge, head, 0, 0)``, int64.
+    """Word ``head % 4`` of Philox4x32-10 for the counter ``(edge, head // 4, 0, 0)``, int64.
 
-    Edges are numbered from ``first`` on, or by it; of numbers beyond 32 bits the third counter is
-    the rest. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    Four heads share one block. Edges are numbered from ``first`` on, or by it; of numbers beyond
+    32 bits the third counter is the rest. Salmon et al., "Parallel random numbers: as easy as
+    1, 2, 3", SC 2011.
     """
     low = 2**32 - 1
     keys = [seed & low, (seed >> 32) & low]
-    zeros = torch.zeros(num_edges, heads, dtype=torch.int64, device=device)
+    first_four = first_head // 4
+    fours = first_four + torch.arange(-(-(first_head + heads) // 4) - first_four, device=device)
+    zeros = torch.zeros(num_edges, len(fours), dtype=torch.int64, device=device)
     number = first if isinstance(first, Tensor) else first + torch.arange(num_edges, device=device)
     edges = zeros + number.unsqueeze(-1)
-    head = zeros + first_head + torch.arange(heads, device=device)
-    counters = [edges & low, head, edges >> 32, zeros]
+    counters = [edges & low, zeros + fours, edges >> 32, zeros]
     for _ in range(10):
         # Products may wrap around to negative numbers, whose bits are still those wanted.
         product0, product1 = counters[0] * 0xD2511F53, counters[2] * 0xCD9E8D57
@@ -51,4 +53,5 @@ def philox(
             product0 & low,
         ]
         keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    return counters[0]
+    words = torch.stack(counters, dim=-1).flatten(1)
+    return words[:, first_head % 4 :][:, :heads]

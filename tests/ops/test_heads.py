@@ -371,7 +371,16 @@ def test_first_and_second_derivatives(name: str, dropout: float, backend: str) -
 
 def test_philox_gives_the_published_words() -> None:
     """Known answers of the authors' Random123 library, for a counter and a key of zeros."""
-    assert int(philox(0, 1, 1, torch.device("cpu"))) == 0x6627E8D5
+    found = philox(0, 1, 4, torch.device("cpu")).tolist()
+    assert found == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
+
+
+@pytest.mark.parametrize("first_head", range(6))
+def test_philox_of_some_heads_is_part_of_that_of_all(first_head: int) -> None:
+    every = philox(5, 7, 11, torch.device("cpu"))
+    found = philox(5, 7, 3, torch.device("cpu"), first_head=first_head)
+    assert torch.equal(found, every[:, first_head : first_head + 3])
+    assert len(every.unique()) == every.numel()
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 1.0])

@@ -223,7 +223,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T, Bias>> {
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
     const auto grads = this->score_gradients(block, buffer);
-    const auto weights = this->weights(block, buffer);
+    const auto weights = this->weights(buffer);
     this->leave(block, weights, grads);
     const int64_t width = in.key.width;
     add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);

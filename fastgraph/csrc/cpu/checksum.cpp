@@ -63,7 +63,8 @@ class BlockSum {
             load_raw<2 * kLaneWords>(reinterpret_cast<const uint32_t*>(words + 8 * at));
         const auto own_key =
             load_raw<2 * kLaneWords>(reinterpret_cast<const uint32_t*>(kKeys.data() + at));
-        sum_[u] += product_of_halves<kLaneWords>((Words)(Halves)(word + own_key));
+        const auto keyed = (Words)(Halves)(word + own_key);
+        sum_[u] += times<kLaneWords>(keyed, keyed >> 32);
         prefixes_[u] += sum_[u];
       }
     }

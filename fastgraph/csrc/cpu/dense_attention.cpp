@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "cpu/block_products.h"
-#include "cpu/draws.h"
 #include "cpu/kernels.h"
 #include "cpu/pair_bias.h"
 #include "fastgraph/dot.h"
+#include "fastgraph/dropout.h"
 #include "fastgraph/exponential.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -111,9 +111,8 @@ class Kept {
 
   Kept(const Dropout& dropout, int64_t first_head)
       : seed_(dropout.seed),
-        first_head_(static_cast<uint64_t>(first_head)),
-        threshold_(static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1))),
-        scale_(dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0}),
+        first_head_(first_head),
+        factors_(dropout.rate),
         drops_(dropout.rate > 0) {}
 
   bool drops() const { return drops_; }
@@ -123,24 +122,23 @@ class Kept {
     constexpr int kHalf = kVectorBytes / 8;
     using W = Vector<uint64_t, kHalf>;
     uint32_t bits[N];
+    const int64_t own = first_head_ + head;
 #pragma GCC unroll 2
     for (int first = 0; first < N; first += kHalf) {
       const W number = lane_numbers<uint64_t, kHalf>() + static_cast<uint64_t>(pair + first);
-      const W heads = splat<uint64_t, kHalf>(first_head_ + static_cast<uint64_t>(head));
-      W words[4] = {number, heads, number >> 32, W{}};
+      const W four = splat<uint64_t, kHalf>(static_cast<uint64_t>(own / 4));
+      W words[4] = {number, four, number >> 32, W{}};
       philox_blocks<kHalf>(seed_, words);
-      store_raw<kHalf>(bits + first, __builtin_convertvector(words[0], Vector<uint32_t, kHalf>));
+      const auto chosen = __builtin_convertvector(words[own % 4], Vector<uint32_t, kHalf>);
+      store_raw<kHalf>(bits + first, chosen);
     }
-    using B = Vector<Bits<A>, N>;
-    const auto is_dropped = load_raw<N>(bits) < splat<uint32_t, N>(threshold_);
-    return (Vector<A, N>)(~__builtin_convertvector(is_dropped, B) & (B)splat<A, N>(scale_));
+    return factors_.template of<N>(load_raw<N>(bits));
   }
 
  private:
   uint64_t seed_;
-  uint64_t first_head_;
-  uint32_t threshold_;
-  A scale_;
+  int64_t first_head_;
+  KeptFactors<A> factors_;
   bool drops_;
 };
 

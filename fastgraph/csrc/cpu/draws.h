@@ -5,42 +5,10 @@
 
 #include <cstdint>
 
+#include "fastgraph/philox.h"
 #include "fastgraph/simd.h"
 
 namespace fastgraph {
-
-// The products of the lower halves of lanes.
-template <int N>
-inline Vector<uint64_t, N> times(Vector<uint64_t, N> a, Vector<uint64_t, N> b) {
-#if defined(__AVX512F__)
-  if constexpr (N == 8) return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-#endif
-#if defined(__AVX2__)
-  if constexpr (N == 4) return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-#endif
-#if defined(__SSE2__)
-  if constexpr (N == 2) return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)a, (__m128i)b);
-#endif
-  return (a & 0xffffffffu) * (b & 0xffffffffu);
-}
-
-// The blocks for N counters (c[0], c[1], c[2], 0): the words stand in the lower halves of lanes.
-template <int N>
-inline void philox_blocks(uint64_t key, Vector<uint64_t, N> c[4]) {
-  uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    // The upper halves hold what is left of products, at which none of these operations looks.
-    const auto product0 = times<N>(c[0], splat<uint64_t, N>(0xD2511F53));
-    const auto product1 = times<N>(c[2], splat<uint64_t, N>(0xCD9E8D57));
-    c[0] = (product1 >> 32) ^ c[1] ^ static_cast<uint64_t>(key0);
-    c[2] = (product0 >> 32) ^ c[3] ^ static_cast<uint64_t>(key1);
-    c[1] = product1;
-    c[3] = product0;
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
-  }
-}
 
 // What is drawn for one item, word after word, of which blocks are made in N lanes.
 template <int N>

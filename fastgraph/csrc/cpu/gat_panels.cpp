@@ -22,6 +22,7 @@
 
 #include "cpu/kernels.h"
 #include "fastgraph/chunks.h"
+#include "fastgraph/dropout.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
 #include "fastgraph/memory.h"
@@ -75,11 +76,11 @@ FASTGRAPH_INLINE void for_each_block(const RowEntries& entries, int64_t head, co
 
 // The weights of kSums sums with dropout.
 template <int kSums, typename A>
-inline void drop(const RowEntries& entries, int64_t head, const Dropout& dropout,
+inline void drop(const RowEntries& entries, int64_t head, const KeptEntries<A>& kept,
                  const RowBuffer<A>& weights) {
-  if (dropout.rate == 0) return;
+  if (kept.are_all()) return;
   for_each_block(entries, head, [&](const EdgeBlock& block, int64_t place) {
-    const BlockOf<A> factor = kept<A>(dropout, block);
+    const BlockOf<A> factor = kept.factors(block.entry, head);
     for (int s = 0; s < kSums; ++s) {
       A* lanes = weights[s] + place;
       store<kBlock>(lanes, load<kBlock>(lanes) * factor);
@@ -158,7 +159,7 @@ struct PanelForward : RowSums<Accumulator<T>> {
   const A* score_src;  // of this head
   const A* score_dst;
   A slope;
-  Dropout dropout;
+  const KeptEntries<A>& kept;
   SoftmaxOutputs<T> outputs;
   Result<T> out{outputs.out};
 
@@ -185,7 +186,7 @@ struct PanelForward : RowSums<Accumulator<T>> {
       store<kBlock>(lanes, p);
     });
     softmax[1] = sum_of<A, kBlock>(sum);
-    drop<1>(entries, panel.head, dropout, buffer);
+    drop<1>(entries, panel.head, kept, buffer);
     add_entries<1, T>(entries, panel.x, buffer, state);
   }
 
@@ -222,7 +223,7 @@ struct PanelBackward : RowSums<Accumulator<T>> {
   const A* score_src;  // of this head
   Destination<A>* destinations;
   A slope;
-  Dropout dropout;
+  const KeptEntries<A>& kept;
 
   int64_t buffer_size() const { return 2 * kBlock; }
   void reset(A*) const {}
@@ -230,7 +231,7 @@ struct PanelBackward : RowSums<Accumulator<T>> {
   // Two sums, and behind them another one of the row, `last`.
   void add(const RowEntries& entries, const RowBuffer<A>& weights, BlockOf<A> last,
            A* state) const {
-    drop<2>(entries, panel.head, dropout, weights);
+    drop<2>(entries, panel.head, kept, weights);
     add_entries<2, T>(entries, panel.x, weights, state);
     state[2 * panel.width()] = sum_of<A, kBlock>(last);
   }
@@ -346,6 +347,7 @@ void gat_by_panels(const OrderedCsr& graph, const GatInputs<T>& in, double slope
   using A = Accumulator<T>;
   const Schedule schedule = make_schedule(graph);
   const Panel<T> memory(as_matrix(in.x), channels);
+  const KeptEntries<A> kept(graph, in.x.heads, dropout);
   const auto score_src = scratch<A>(in.x.nodes), score_dst = scratch<A>(graph.num_rows);
   for (int64_t head = 0; head < in.x.heads; ++head) {
     load_column(in.score_src, head, score_src.get());
@@ -358,7 +360,7 @@ void gat_by_panels(const OrderedCsr& graph, const GatInputs<T>& in, double slope
                                   score_src.get(),
                                   score_dst.get(),
                                   static_cast<A>(slope),
-                                  dropout,
+                                  kept,
                                   outputs});
     }
   }
@@ -373,6 +375,8 @@ void gat_backward_by_heads(const OrderedCsr& graph, const OrderedCsr& transpose,
   const int64_t width = in.x.width;
   const Schedule by_row = make_schedule(graph), by_source = make_schedule(transpose);
   const Panel<T> panel_of_x(as_matrix(in.x), width), panel_of_grad(as_matrix(given.grad), width);
+  const KeptEntries<A> kept_by_row(graph, in.x.heads, dropout);
+  const KeptEntries<A> kept_by_source(transpose, in.x.heads, dropout);
   const auto score_src = scratch<A>(in.x.nodes);
   const auto destinations = scratch<Destination<A>>(graph.num_rows);
   for (int64_t head = 0; head < in.x.heads; ++head) {
@@ -381,16 +385,17 @@ void gat_backward_by_heads(const OrderedCsr& graph, const OrderedCsr& transpose,
       const A* stats = given.stats.at(row, head);
       destinations[row] = {load_one(in.score_dst.row(row) + head), stats[0], stats[1], 0};
     }
-    const auto with_panel = [&](const Panel<T>& memory) -> PanelBackward<T> {
+    const auto with_panel = [&](const Panel<T>& memory,
+                                const KeptEntries<A>& kept) -> PanelBackward<T> {
       return {{2 * width + 1},       {memory.copy(head * width, width), head, 0},
               score_src.get(),       destinations.get(),
-              static_cast<A>(slope), dropout};
+              static_cast<A>(slope), kept};
     };
     run_pass<A>(graph, by_row, 1, 2 * width,
-                PanelDestinations<T>{with_panel(panel_of_x), given, grad_score_dst});
-    run_pass<A>(
-        transpose, by_source, 1, 2 * width,
-        PanelSources<T>{with_panel(panel_of_grad), in.x, Result<T>(grad_x), grad_score_src});
+                PanelDestinations<T>{with_panel(panel_of_x, kept_by_row), given, grad_score_dst});
+    run_pass<A>(transpose, by_source, 1, 2 * width,
+                PanelSources<T>{with_panel(panel_of_grad, kept_by_source), in.x, Result<T>(grad_x),
+                                grad_score_src});
   }
 }
 

@@ -172,7 +172,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
-    this->leave(block, this->weights(block, buffer), grads);
+    this->leave(block, this->weights(buffer), grads);
     add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, grads,
                   state + in.x_src.width, state);
   }
@@ -224,7 +224,7 @@ struct EdgeScores : DestinationSoftmax<T, EdgeScores<T, Edges>> {
     this->leave(block, grads.weight, grads.score);
   }
   void absorb(const EdgeBlock& block, const A* buffer, A*) const {
-    this->leave(block, this->weights(block, buffer), this->score_gradients(block, buffer));
+    this->leave(block, this->weights(buffer), this->score_gradients(block, buffer));
   }
   void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
 };

@@ -22,6 +22,7 @@
 
 #include "fastgraph/attention_arguments.h"
 #include "fastgraph/chunks.h"
+#include "fastgraph/dropout.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/exponential.h"
 #include "fastgraph/memory.h"
@@ -33,18 +34,6 @@
 #include "fastgraph/views.h"
 
 namespace fastgraph {
-
-// The factors of dropout for the entries of a block.
-template <typename A, typename Block>
-BlockOf<A> kept(const Dropout& dropout, const Block& block) {
-  if (dropout.rate == 0) return splat<A, kBlock>(1);
-  uint32_t edges[kBlock] = {}, heads[kBlock] = {};
-  for_each_lane(block, [&](int lane, int i, int h) {
-    edges[lane] = static_cast<uint32_t>(block.edge(i));
-    heads[lane] = static_cast<uint32_t>(block.head + h);
-  });
-  return kept_of<A>(dropout, edges, heads);
-}
 
 // Lanes that are not in use take no part in a softmax.
 template <typename A, typename Block>
@@ -390,8 +379,8 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(this->grad, row); }
 
-  // p and keep * product of each entry.
-  int64_t buffer_size() const { return 2 * kBlock; }
+  // p and keep * product of each entry, and with dropout keep * p.
+  int64_t buffer_size() const { return (dropout.rate > 0 ? 3 : 2) * kBlock; }
 
   A& delta_of(int64_t row, int64_t head) const { return delta[row * this->stats.heads + head]; }
 
@@ -402,9 +391,11 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     const BlockOf<A> score = masked<A>(block, found.score);
     const BlockOf<A> p = softmax_of<A>(score, splat<A, kBlock>(own[0]), splat<A, kBlock>(own[1]));
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
-    const BlockOf<A> product = kept<A>(dropout, block) * (found.product + direct);
+    const BlockOf<A> keep = kept<A>(dropout, block);
+    const BlockOf<A> product = keep * (found.product + direct);
     store<kBlock>(buffer, p);
     store<kBlock>(buffer + kBlock, product);
+    if (dropout.rate > 0) store<kBlock>(buffer + 2 * kBlock, keep * p);
     return sum_of<A, kBlock>(p * product);
   }
 
@@ -462,16 +453,15 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     relative_to_largest<A>(batch, this->stats, p, inverse_sum.data);
     weights_of_batch<A>(batch, inverse_sum.data, p);
     std::copy_n(p, batch.size(), weight);
-    drop<A>(batch, dropout, weight);
     add_edges_of_batch<T>(batch, this->grad_alpha, product);
-    drop<A>(batch, dropout, product);
+    drop<A>(batch, dropout, weight, product);
     gradients_of_batch<A>(batch, this->grad_logsum, product, p);
     store_edge_pairs<A>(batch, weight, p, between);
   }
 
   // The weights of a block with dropout, after begin().
-  BlockOf<A> weights(const EdgeBlock& block, const A* buffer) const {
-    return load<kBlock>(buffer) * kept<A>(dropout, block);
+  BlockOf<A> weights(const A* buffer) const {
+    return load<kBlock>(buffer + (dropout.rate > 0 ? 2 * kBlock : 0));
   }
 
   // Where leave() will write is scattered, and stores wait for each other's cache lines.

@@ -7,11 +7,11 @@
 
 namespace fastgraph {
 
-// The first of the four words of Philox4x32-10 for the counter (first, second, 0, 0).
-inline __device__ uint32_t philox(uint64_t key, uint32_t first, uint32_t second) {
+// Word head % 4 of the block of Philox4x32-10 for the counter (edge, head / 4, 0, 0).
+inline __device__ uint32_t philox(uint64_t key, uint32_t edge, uint32_t head) {
   constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  uint32_t c0 = first, c1 = second, c2 = 0, c3 = 0;
+  uint32_t c0 = edge, c1 = head / 4, c2 = 0, c3 = 0;
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     const uint32_t high0 = __umulhi(kMultiplier0, c0), low0 = kMultiplier0 * c0;
@@ -23,7 +23,8 @@ inline __device__ uint32_t philox(uint64_t key, uint32_t first, uint32_t second)
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
-  return c0;
+  const uint32_t even = head & 2 ? c2 : c0, odd = head & 2 ? c3 : c1;
+  return head & 1 ? odd : even;
 }
 
 }  // namespace fastgraph

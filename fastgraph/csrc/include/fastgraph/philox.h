@@ -9,26 +9,22 @@
 
 namespace fastgraph {
 
-// The first of the four words for the counters (counter[lane], second[lane], 0, 0).
+// The blocks for N counters (c[0], c[1], c[2], 0): the words stand in the lower halves of lanes.
 template <int N>
-inline Vector<uint32_t, N> philox(uint64_t key, Vector<uint32_t, N> counter,
-                                  Vector<uint32_t, N> second) {
-  using U = Vector<uint32_t, N>;
-  using W = Vector<uint64_t, N>;
-  constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
+inline void philox_blocks(uint64_t key, Vector<uint64_t, N> c[4]) {
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  U c0 = counter, c1 = second, c2{}, c3{};
+#pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
-    const W product0 = __builtin_convertvector(c0, W) * kMultiplier0;
-    const W product1 = __builtin_convertvector(c2, W) * kMultiplier1;
-    c0 = __builtin_convertvector(product1 >> 32, U) ^ c1 ^ key0;
-    c2 = __builtin_convertvector(product0 >> 32, U) ^ c3 ^ key1;
-    c1 = __builtin_convertvector(product1, U);
-    c3 = __builtin_convertvector(product0, U);
+    // The upper halves hold what is left of products, at which none of these operations looks.
+    const auto product0 = times<N>(c[0], splat<uint64_t, N>(0xD2511F53));
+    const auto product1 = times<N>(c[2], splat<uint64_t, N>(0xCD9E8D57));
+    c[0] = (product1 >> 32) ^ c[1] ^ static_cast<uint64_t>(key0);
+    c[2] = (product0 >> 32) ^ c[3] ^ static_cast<uint64_t>(key1);
+    c[1] = product1;
+    c[3] = product0;
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
-  return c0;
 }
 
 }  // namespace fastgraph

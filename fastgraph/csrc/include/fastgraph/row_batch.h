@@ -19,7 +19,6 @@
 #include "fastgraph/exponential.h"
 #include "fastgraph/head_pieces.h"
 #include "fastgraph/memory.h"
-#include "fastgraph/philox.h"
 #include "fastgraph/schedule.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/views.h"
@@ -109,18 +108,6 @@ FASTGRAPH_INLINE void with_head_lanes(int64_t heads, const Body& body) {
     if (heads % 4 == 0) return body(std::integral_constant<int, 4>{});
   }
   body(std::integral_constant<int, 1>{});
-}
-
-// 0 for dropped entries, 1 / (1 - rate) for the others; a function of seed, edge and head.
-template <typename A>
-inline BlockOf<A> kept_of(const Dropout& dropout, const uint32_t (&edges)[kBlock],
-                          const uint32_t (&heads)[kBlock]) {
-  const auto bits = philox<kBlock>(dropout.seed, load_raw<kBlock>(edges), load_raw<kBlock>(heads));
-  const auto threshold = static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1));
-  const A scale = dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0};
-  A factor[kBlock];
-  for (int i = 0; i < kBlock; ++i) factor[i] = bits[i] < threshold ? A{0} : scale;
-  return load<kBlock>(factor);
 }
 
 // p = exp(p) for numbers that are not above 0.
@@ -257,23 +244,6 @@ inline void store_sums_of_batch(const RowBatch& batch, const Accumulator<T>* val
       }
     });
   });
-}
-
-// Multiplies by the factors of dropout.
-template <typename A>
-inline void drop(const RowBatch& batch, const Dropout& dropout, A* p) {
-  if (dropout.rate == 0) return;
-  const int64_t size = batch.size();
-  int64_t entry = batch.begin, head = 0;
-  for (int64_t i = 0; i < size; i += kBlock) {
-    uint32_t edges[kBlock] = {}, heads[kBlock] = {};
-    for (int lane = 0; lane < kBlock && i + lane < size; ++lane) {
-      edges[lane] = static_cast<uint32_t>(batch.graph.edge(entry));
-      heads[lane] = static_cast<uint32_t>(head);
-      if (++head == batch.heads) ++entry, head = 0;
-    }
-    store<kBlock>(p + i, load<kBlock>(p + i) * kept_of<A>(dropout, edges, heads));
-  }
 }
 
 // Asks for what an entry further on will read where entry e reads a piece.

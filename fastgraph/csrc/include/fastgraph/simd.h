@@ -104,25 +104,19 @@ inline void finish_streams() {
 #endif
 }
 
-// The product of the lower and the upper half of each lane.
+// The products of the lower halves of lanes.
 template <int N>
-inline Vector<uint64_t, N> product_of_halves(Vector<uint64_t, N> v) {
+inline Vector<uint64_t, N> times(Vector<uint64_t, N> a, Vector<uint64_t, N> b) {
 #if defined(__AVX512F__)
-  if constexpr (N == 8) {
-    return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)v, (__m512i)(v >> 32));
-  }
+  if constexpr (N == 8) return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 #endif
 #if defined(__AVX2__)
-  if constexpr (N == 4) {
-    return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)v, (__m256i)(v >> 32));
-  }
+  if constexpr (N == 4) return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #endif
 #if defined(__SSE2__)
-  if constexpr (N == 2) {
-    return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)v, (__m128i)(v >> 32));
-  }
+  if constexpr (N == 2) return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)a, (__m128i)b);
 #endif
-  return (v & 0xffffffffu) * (v >> 32);
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
 }
 
 // 0, 1, 2, ...
