@@ -21,8 +21,9 @@ from rich.progress import track
 
 from measure.output import RESULTS, publish
 
-LAYERS = ("GATConv", "GATv2Conv", "TransformerConv")
+LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv", "RGATConv", "FAConv")
 SHAPES = ((1, 64), (8, 8), (4, 64))
+NUM_TYPES = 4
 RATE = 0.6  # of Velickovic et al., Graph Attention Networks, ICLR 2018
 
 
@@ -39,10 +40,17 @@ def _sides(layer: str, graph: str, heads: int, channels: int) -> list[Any]:
     torch.manual_seed(0)
     x = torch.randn(data.num_nodes, heads * channels, requires_grad=True)
 
+    types = torch.arange(data.num_edges) % NUM_TYPES
+
     def step(rate: float) -> Callable[[], object]:
-        module = getattr(nn, layer)(heads * channels, channels, heads=heads, dropout=rate)
+        sizes = [] if layer == "FAConv" else [channels]
+        sizes += [NUM_TYPES] if layer == "RGATConv" else []
+        options = {} if layer == "FAConv" else {"heads": heads}
+        module = getattr(nn, layer)(heads * channels, *sizes, **options, dropout=rate)
+        given = [x, x.detach()] if layer == "FAConv" else [x]
+        given += [data.edge_index, *([types] if layer == "RGATConv" else [])]
         wanted = [x, *module.parameters()]
-        return lambda: torch.autograd.grad(module(x, data.edge_index).sum(), wanted)
+        return lambda: torch.autograd.grad(module(*given).sum(), wanted)
 
     dropping = step(RATE)
     return [
@@ -101,7 +109,11 @@ def main(out: Path, name: str, graphs: str, layers: str) -> None:
 
     torch.set_num_threads(1)
     cells = []
-    kinds = [*itertools.product(layers.split(","), graphs.split(","), SHAPES)]
+    kinds = [
+        (layer, graph, shape)
+        for layer, graph, shape in itertools.product(layers.split(","), graphs.split(","), SHAPES)
+        if shape[0] == 1 or layer != "FAConv"  # which has no heads
+    ]
     for layer, graph, (heads, channels) in track(kinds, console=Console(stderr=True)):
         plain, *others = _sides(layer, graph, heads, channels)
         found = measure_all(plain, others, Effort(0.05, 5, 11, again=0))

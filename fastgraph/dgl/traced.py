@@ -231,6 +231,8 @@ def _outcome_refusal(gidx: Any, call: Call, outcome: Prepared) -> Refusal | None
         return Refusal("its sums of nodes would take more memory than its matrices of edges")
     if outcome.winning and type(gidx) is not HeteroGraphIndex and torch.is_grad_enabled():
         return Refusal("an extremum of which one edge has the gradient, on a sharded graph")
+    if outcome.traced.dropouts and type(gidx) is not HeteroGraphIndex:
+        return Refusal("its message is no edge program on ranks: it draws random numbers")
     if outcome.work.is_half and torch.is_grad_enabled() and outcome.winning:
         return Refusal("an extremum of a half type, of which one edge has the gradient")
     if outcome.work.is_half and _derived(outcome).takes_degrees:

@@ -6,6 +6,7 @@ What the operations make is in :mod:`fastgraph.edge_programs.rules`.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from fastgraph.edge_programs.recorded import Recorded, Refused
 from fastgraph.edge_programs.relations import Choice, EdgeTypes, chosen
 from fastgraph.edge_programs.rules import Rules
 from fastgraph.edge_programs.terms import common_owner
+from fastgraph.edge_programs.traced import Dropout
 
 aten = torch.ops.aten
 
@@ -68,6 +70,8 @@ class Recorder(Rules, TorchDispatchMode):
         self._rows: set[int] = set()
         self.types: EdgeTypes | None = None
         """The types of edges that choose something."""
+        self.dropouts: list[tuple[str, Dropout]] = []
+        """Drawn for each call, by the names of what stands for them."""
 
     def given(
         self, name: str, place: Place, channels: tuple[int, ...], dtype: torch.dtype
@@ -153,6 +157,8 @@ class Recorder(Rules, TorchDispatchMode):
         func, given = call.func, call.given
         if call.operation in DROPOUTS and (not given["train"] or given["p"] == 0):
             return given["input"]
+        if call.operation is aten.dropout:
+            return self._dropped(given["input"], given["p"])
         if call.operation is aten.batch_norm and given["training"]:
             raise Refused("it takes statistics of the batch")
         if call.operation is aten.lift_fresh:  # as torch.tensor does, which gives no argument
@@ -220,6 +226,23 @@ class Recorder(Rules, TorchDispatchMode):
             result = self.precision.rounded(result, found.dtype)
         self._know(found, result)
         return found
+
+    def _dropped(self, tensor: Tensor, rate: float) -> object:
+        """Values of edges times factors that are drawn for each call.
+
+        Raises:
+            Refused: there are many factors, or not one for each edge.
+        """
+        v = self.known(tensor)
+        if v is None or not v.has_rows or tensor.dtype not in DTYPES:
+            raise Refused("it draws random numbers for what is no value of edges")
+        if math.prod(v.channels) > _MOST_DROPPED:
+            raise Refused(f"it draws random numbers for more than {_MOST_DROPPED} channels")
+        dropout = Dropout(rate, v.channels, tensor.dtype)
+        name = f"dropout {len(self.dropouts)}"  # which no argument is called
+        self.dropouts.append((name, dropout))
+        factors = self.given(name, "edge", v.channels, tensor.dtype)
+        return self.run(aten.mul.Tensor, tensor, factors)
 
     def _compose(self, call: Call) -> object:
         """An operator by others that are known."""
@@ -292,5 +315,8 @@ def active_recorder() -> Recorder | None:
     mode = _get_current_dispatch_mode()
     return mode if isinstance(mode, Recorder) else None
 
+
+_MOST_DROPPED = 32
+"""Channels for which factors are drawn, and stored for each edge; upstream stores more of them."""
 
 _NO_ARGUMENT = "it takes a tensor that is no argument, parameter or buffer"

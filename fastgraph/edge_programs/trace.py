@@ -7,8 +7,8 @@ numbers. So a program is one only if it computes what the function does, gradien
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -229,6 +229,7 @@ def _record(
         recorder.precision.is_autocast,
         recorder.precision.converts,
         after,
+        tuple(recorder.dropouts),
     )
     operands = traced.unconverted(_without_data(call, {**arguments, **besides}, traced)).values()
     return replace(traced, dtype=widest(*of_results, *(t.dtype for t in operands)))
@@ -241,6 +242,8 @@ def _without_data(call: Called, arguments: Mapping[str, object], traced: Traced)
         if isinstance(a, Argument):
             rows = () if a.place == "parameter" else (2,)
             found[name] = torch.empty((*rows, *a.channels), dtype=a.dtype, device="meta")
+    for name, dropout in traced.dropouts:
+        found[name] = torch.empty((2, *dropout.channels), dtype=dropout.dtype, device="meta")
     if traced.types is not None:
         two = torch.empty(2, dtype=torch.int64, device="meta")
         counts = (2, *(0,) * (traced.types.count - 1))
@@ -342,7 +345,8 @@ def _probe(
     own: dict[str, Any] = drawn.own | drawn.state
     with unchanged(call.layer):
         given = drawn.given(arguments, drawn.own)
-        values = call.run(given, drawn.state, lambda message: reduce(message, own)).values
+        with _repeatable_draws() if traced.dropouts else nullcontext():
+            values = call.run(given, drawn.state, lambda message: reduce(message, own)).values
         for tensors, channels in zip(values, traced.shapes, strict=True):
             is_same = tensors[0].shape == (NUM_EDGES, *channels)
             if not is_same or tensors[0].dtype != torch.float64:
@@ -350,7 +354,8 @@ def _probe(
             if drawn.is_positive and not tensors[0].isfinite().any():
                 raise Refused("it has no finite values for positive ones")
         values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
-        with_pairs = dict(own)
+        with _repeatable_draws() if traced.dropouts else nullcontext():
+            with_pairs = own | traced.drawn(NUM_EDGES, drawn.row.device, torch.float64)
         if traced.types is not None:
             types = own[traced.types.name]
             for owner in traced.pairs:
@@ -371,6 +376,14 @@ def _probe(
             raise Refused("its gradients are not those of its operations")
 
 
+@contextmanager
+def _repeatable_draws() -> Iterator[None]:
+    """Random numbers of the CPU from one state on, without others outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
+
+
 def _saved(
     call: Called, arguments: Mapping[str, object], traced: Traced, reduce: Reduce, drawn: Drawn
 ) -> Mapping[str, frozenset[str]]:
@@ -380,7 +393,7 @@ def _saved(
         state = {name: own[name] for name in drawn.state}
         for name, tensor in drawn.state.items():
             state[name]._is_param = tensor._is_param
-        with unchanged(call.layer):
+        with unchanged(call.layer), _repeatable_draws():
             given = drawn.given(arguments, own)
             reduced = call.run(given, state, lambda message: reduce(message, own))
         return list(itertools.chain(*reduced.values))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastgraph.edge_programs.owners import BY_TYPE, ByType, Owner
 from fastgraph.edge_programs.program import Place, Program
@@ -114,6 +115,26 @@ class Index:
 
 
 @dataclass(frozen=True)
+class Dropout:
+    """Factors of edges, 0 or ``1 / (1 - rate)``, which are drawn at each call as upstream draws.
+
+    Attributes:
+        rate: the probability of 0.
+        channels: how many there are for an edge, as a shape.
+        dtype: of what they multiply.
+    """
+
+    rate: float
+    channels: tuple[int, ...]
+    dtype: torch.dtype
+
+    def drawn(self, num_edges: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Factors ``[E, *channels]``: of the same random numbers that upstream's dropout takes."""
+        ones = torch.ones((num_edges, *self.channels), dtype=dtype, device=device)
+        return F.dropout(ones, self.rate, training=True)
+
+
+@dataclass(frozen=True)
 class LeftValues:
     """An attribute of a layer in which its message leaves values of edges.
 
@@ -160,6 +181,7 @@ class Traced:
         is_autocast: true if its steps have the conversions of autocast.
         converts: true if it converts values to other dtypes.
         after: what is made of the results.
+        dropouts: what is drawn for each call, in this order, and given to steps by name.
         dtype: of all operands of the program, the widest of theirs and of its results.
         saved: the tensors of edges, and parameters and buffers, that upstream saves for gradients
             as they are, by name, and for the gradients of which others.
@@ -179,6 +201,7 @@ class Traced:
     is_autocast: bool
     converts: bool
     after: object = None
+    dropouts: tuple[tuple[str, Dropout], ...] = ()
     dtype: torch.dtype = torch.float64
     saved: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -209,6 +232,12 @@ class Traced:
         if self.pairs or any(step.function is not None for step in self.steps):
             return None
         return tuple((name, self.steps[step].args[0]) for name, step in self.step_of.items())
+
+    def drawn(
+        self, num_edges: int, device: torch.device, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """The factors of dropouts, by name, in their own dtypes if none is told."""
+        return {name: d.drawn(num_edges, device, dtype or d.dtype) for name, d in self.dropouts}
 
     def operands(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """The operands of the program.

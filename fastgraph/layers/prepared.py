@@ -133,6 +133,8 @@ class Prepared:
             )
         if self.private and torch.is_grad_enabled():
             self._keep(given)
+        if self.traced.dropouts:
+            given |= self.traced.drawn(index.shape[1], index.device)
         if typed is None and self.is_direct:
             return self._direct(given, (index, ptr, num_in, num_out, transpose), graph)
         edges, num_gathered, is_reversed = index, num_in, transpose

@@ -276,6 +276,8 @@ def _plan(
             return refusal
     # Upstream's operations on sharded tensors cost as much more as the operator does.
     is_sharded = message.kept is None and is_defined_by(edge_index, *tensors.values())
+    if is_sharded and outcome.traced.dropouts:
+        return Refusal("its message is no edge program on ranks: it draws random numbers")
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:

@@ -97,7 +97,21 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
     "a number": (lambda x_j, p: x_j * p.item(), {"x_j": X_J, "p": of("parameter")}, "the values"),
     "numpy": (lambda x_j: x_j * float(x_j.numpy()[0, 0]), {"x_j": X_J}, "it raises TypeError"),
     "a mask of edges": (lambda x_j: x_j[x_j[:, 0] > 0], {"x_j": X_J}, "aten"),
-    "dropout": (lambda x_j: F.dropout(x_j, 0.5, True), {"x_j": X_J}, "draws random numbers"),
+    "dropout of many channels": (
+        lambda x_j: F.dropout(torch.cat([x_j] * 5, -1), 0.5, True),
+        {"x_j": X_J},
+        "draws random numbers for more than 32 channels",
+    ),
+    "dropout of parameters": (
+        lambda x_j, p: x_j * F.dropout(p, 0.5, True),
+        {"x_j": X_J, "p": of("parameter")},
+        "draws random numbers for what is no value of edges",
+    ),
+    "another dropout": (
+        lambda x_j: F.alpha_dropout(x_j, 0.5, True),
+        {"x_j": X_J},
+        "draws random numbers",
+    ),
     "noise": (lambda x_j: x_j + torch.rand_like(x_j), {"x_j": X_J}, "draws random numbers"),
     "noise of no argument": (lambda x_j: x_j * torch.rand(8), {"x_j": X_J}, "draws random"),
     "a random branch": (lambda x_j: x_j * random.random(), {"x_j": X_J}, "another one every time"),
@@ -214,11 +228,6 @@ REFUSED_LAYERS = {
         lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))),
         NODES,
         "statistics of the batch",
-    ),
-    "FAConv that drops": (
-        lambda: pyg.FAConv(8, dropout=0.5),
-        MESSAGES["FAConv"].arguments,
-        "draws random numbers",
     ),
     "GeneralConv with an unknown softmax": (
         lambda: pyg.GeneralConv(8, 8, attention=True, heads=2),
