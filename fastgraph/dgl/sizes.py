@@ -107,12 +107,16 @@ class ProgramWork(NamedTuple):
                 return True
             if self.is_message and self.width >= WIDE and not (self.is_half or has_winners):
                 return num_edges * self.width < _LEAST_OF_MESSAGES[self.has_wide_edges]
-        return Work(self.width, self.has_wide_edges, self.is_half).is_too_little(num_edges)
+        work = Work(self.width, self.has_wide_edges, self.is_half, passes=_PASSES)
+        return work.is_too_little(num_edges)
 
 
 _LEAST_OF_MESSAGES = (250_000, 1_000_000)
 """The values of all messages of users from which on no call was slower than DGL's, without and with
 as many values of edges in memory."""
+
+_PASSES = 3
+"""Over messages, of DGL's own code, whatever they are."""
 
 _TIMES_OF_REDUCTIONS = 2
 """How many times as much DGL does where a function of users reduces messages of any graph."""

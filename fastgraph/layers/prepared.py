@@ -83,7 +83,10 @@ class Prepared:
         sides = _products(traced.program)
         has_narrow_products = any(max(two) <= NARROW_PRODUCT for two in sides)
         largest = max(map(math.prod, sides), default=0)
-        work = Work(width, has_wide_edges, is_half, widens_edges, has_narrow_products, largest)
+        passes = _passes(traced.program, width)
+        work = Work(
+            width, has_wide_edges, is_half, widens_edges, has_narrow_products, largest, passes
+        )
         wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
         private = _private(traced, arguments, state_of(layer))
         private = {name: savers for name, savers in private.items() if name not in wide}
@@ -327,6 +330,18 @@ def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dt
         return out
     # Edits of an extremum are an error, as upstream; a view tells of them.
     return out.view(shape) if output.reduction in EXTREMA else _unsafe_view(out, shape)
+
+
+_PASSES_OF_SOFTMAX = 4
+"""Of upstream over messages for a sum that a softmax weighs, beside what a sum takes."""
+
+
+def _passes(program: Program, width: int) -> int:
+    """How often upstream passes over all channels of messages of this width, at least once."""
+    gathered = sum(o.width == width and o.place in ("row", "gathered") for o in program.operands)
+    computed = sum(made.width == width for made in program.instructions)
+    weighed = sum(output.reduction == SOFTMAX for output in program.outputs)
+    return max(1, gathered + computed + len(program.outputs) + (_PASSES_OF_SOFTMAX - 1) * weighed)
 
 
 def _products(program: Program) -> list[tuple[int, int]]:

@@ -180,6 +180,8 @@ class Work(NamedTuple):
         has_narrow_products: true if it multiplies values of each edge by a matrix that has few
             rows and few columns.
         largest_product: the numbers in the largest matrix by which it multiplies such values.
+        passes: how often upstream passes over all channels of all messages: it gathers them from
+            nodes, applies functions and reduces.
     """
 
     width: int
@@ -188,6 +190,7 @@ class Work(NamedTuple):
     widens_edges: bool = False
     has_narrow_products: bool = False
     largest_product: int = 0
+    passes: int = 1
 
     def is_too_little(self, num_edges: int, *, on_gpu: bool = False) -> bool:
         """True if a call on so many edges of a new graph would take longer than upstream's.
@@ -212,7 +215,9 @@ class Work(NamedTuple):
             return values < _LEAST_OF_FEW
         if self.widens_edges:
             return True
-        least = _LEAST_VALUES if self.width >= _WIDE else _LEAST_NARROW_VALUES
+        least = _LEAST_NARROW_VALUES
+        if self.width >= _WIDE:
+            least = _LEAST_VALUES // self.passes
         if self.has_wide_edges:
             least = max(least, _LEAST_WITH_EDGES.bound())
         if self.is_half:
@@ -234,8 +239,10 @@ _LEAST_VALUES_ON_GPU = 1 << 24
 take as long on the GPU from about here on; 2.7 million values took it a third to half of that. From
 48 million on no pass was slower by either clock."""
 
-_LEAST_VALUES = 800_000
-"""The values of all messages together from which on no edge program was slower than upstream."""
+_LEAST_VALUES = 2_400_000
+"""The values of all messages together, times upstream's passes over them, from which on no edge
+program was slower than upstream: means of powers, two passes, from 1.2 million values on, softmax
+aggregation, five of them, from 0.3 million."""
 
 _LEAST_NARROW_VALUES = 2_500_000
 """The same for messages of four to seven channels."""
