@@ -20,6 +20,7 @@ from fastgraph.layers.arguments import (
     check_kinds,
     check_rates,
 )
+from fastgraph.layers.typed_pairs import TypesOf, attention_by_types
 from fastgraph.nn.conditions import Conditions
 from fastgraph.nn.dual_pattern import (
     LONGEST,
@@ -379,8 +380,8 @@ class DualInterleavedAttention(nn.Module):
         if self._is_dense_turn():
             self._refuse_too_many(pattern.pairs)
             query, key, value = (pattern.in_order(x) for x in (query, key, value))
-            types = None if self.type_bias is None else pattern.pair_types(hops=self.hops)
-            return pattern.back(self._dense(query, key, value, pattern.offsets, types))
+            types_of: TypesOf = partial(pattern.pair_types_between, hops=self.hops)
+            return pattern.back(self._dense(query, key, value, pattern.offsets, types_of))
         if self.reformation is not None and self.reformation.is_measuring:
             table = self._table(query)
             self.reformation.measure(
@@ -394,17 +395,17 @@ class DualInterleavedAttention(nn.Module):
             return out
         self._refuse_too_many(split.pairs)
         rows = split.rows
-        types = None if self.type_bias is None else pattern.pair_types(rows, self.hops)
-        dense = self._dense(query[rows], key[rows], value[rows], split.offsets, types)
+        types_of = lambda begin, end: pattern.pair_types(rows[begin:end], self.hops)  # noqa: E731
+        dense = self._dense(query[rows], key[rows], value[rows], split.offsets, types_of)
         return out.index_copy(0, rows, dense)
 
     def _dense(
-        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, types: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, types_of: TypesOf
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
-        out, _ = ops.dense_attention(
-            query, key, value, ptr, bias=table, pair_type=types, dropout=rate, seed=drawn_seed(rate)
-        )
+        if table is not None:
+            return attention_by_types(query, key, value, ptr, table, types_of, rate)
+        out, _ = ops.dense_attention(query, key, value, ptr, dropout=rate, seed=drawn_seed(rate))
         return out
 
     def _sparse(

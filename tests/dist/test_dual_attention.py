@@ -150,11 +150,13 @@ def reformed(select: str, **options: Any) -> Case:
 
 
 def alone(**options: Any) -> Case:
-    """A single head, which all ranks compute on the whole."""
+    """A single head, of which ranks compute rows."""
 
     def call(model: nn.Linear, d: Any) -> Tensor:
-        ptr = torch.tensor([0, 9, NUM_NODES])
-        return ops.dense_attention(*model(d.x).view(-1, 3, 1, 8).unbind(1), ptr, **options)[0]
+        given, ptr = model(d.x).view(-1, 3, 1, 8).unbind(1), torch.tensor([0, 9, 9, NUM_NODES])
+        bias = {"bias": model.weight[:5, :1]} if "pair_type" in options else {}
+        out, stats = ops.dense_attention(*given, ptr, **options, **bias)
+        return out + stats[..., 1:].square().mean()
 
     return Case(lambda: nn.Linear(CHANNELS, 3 * CHANNELS), call)
 
@@ -198,6 +200,9 @@ OPERATORS = {
     "dense, a seed": dense(dropout=0.4, seed=SEED),
     "dense, dropout": dense(dropout=0.4),
     "dense, one head": alone(dropout=0.4),
+    "dense, one head, other keys": alone(key_ptr=torch.tensor([0, 30, 41, NUM_NODES])),
+    "dense, one head, types": alone(pair_type=torch.arange(81 + 51 * 51) % 5),
+    "dense, a seed, one head": alone(dropout=0.4, seed=SEED),
     "multihead": Case(lambda: nn.MultiheadAttention(CHANNELS, HEADS, dropout=0.3), multihead),
     "values of more channels": Case(lambda: nn.Linear(CHANNELS, CHANNELS), wide_values),
 }
@@ -225,10 +230,15 @@ MODULES = {
     ),
 }
 CASES = OPERATORS | MODULES
-GATHERS = {"dense, one head": {"fastgraph::dense_attention": 1}}
+GATHERS = {"dense, one head, types": {"fastgraph::dense_attention": 1}}
 BOTH_STATS = "probe, uneven, heads"  # those by heads and those by rows meet
 # One of each kind: along edges, of all pairs, and in turns with tokens.
-IN_ALL_LAYOUTS = {"a seed, numbered groups", "dense, a seed", "dense and sparse"}
+IN_ALL_LAYOUTS = {
+    "a seed, numbered groups",
+    "dense, a seed",
+    "dense, a seed, one head",
+    "dense and sparse",
+}
 KEYS = [
     f"{name}, {layout}, {mode}"
     for name, layout, mode in itertools.product(CASES, PARTITIONS, BY_NAME)
@@ -266,7 +276,16 @@ def compared(case: Case, shard: Callable[[Data], Data]) -> Found:
     return Found(error, dict(fgd.COUNTS.gathers))
 
 
-def on_this_rank() -> tuple[dict[str, Found], list[int]]:
+def types_of_this_rank() -> list[int]:
+    """The pairs whose types a rank keeps of a dense turn, and all pairs."""
+    data = fgd.shard(graphs(), method="even")
+    layer = DualInterleavedAttention(CHANNELS, HEADS, type_bias=True, hops=2)
+    pattern = layer.pattern(data.edge_index, NUM_NODES, data.batch)
+    layer(data.x, pattern)
+    return [*map(len, pattern._pair_types.values()), pattern.pairs]
+
+
+def on_this_rank() -> tuple[dict[str, Found], list[int], list[int]]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
     found = {}
@@ -274,7 +293,7 @@ def on_this_rank() -> tuple[dict[str, Found], list[int]]:
         name, layout, mode = key.rsplit(", ", 2)
         parts = PARTITIONS[layout](WORLD.size)
         found[key] = compared(CASES[name], lambda data: fgd.shard(data, parts=parts, mode=mode))  # noqa: B023
-    return found, clusters_of_ranks()
+    return found, types_of_this_rank(), clusters_of_ranks()
 
 
 def clusters_of_ranks() -> list[int]:
@@ -293,24 +312,37 @@ def clusters_of_ranks() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def found(world_size: int, once_on_ranks: Any) -> list[tuple[dict[str, Found], list[int]]]:
-    results: list[tuple[dict[str, Found], list[int]]] = once_on_ranks(on_this_rank, world_size)
+def found(
+    world_size: int, once_on_ranks: Any
+) -> list[tuple[dict[str, Found], list[int], list[int]]]:
+    results: list[tuple[dict[str, Found], list[int], list[int]]] = once_on_ranks(
+        on_this_rank, world_size
+    )
     return results
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_ranks_have_what_one_process_has(
-    found: list[tuple[dict[str, Found], list[int]]], key: str
+    found: list[tuple[dict[str, Found], list[int], list[int]]], key: str
 ) -> None:
-    for rank, (of_rank, _) in enumerate(found):
+    for rank, (of_rank, _, _) in enumerate(found):
         assert not of_rank[key].error, f"rank {rank}: {of_rank[key].error}"
         assert of_rank[key].gathers == GATHERS.get(key.rsplit(", ", 2)[0], {}) or key == BOTH_STATS
 
 
-def test_clusters_are_those_of_the_first_rank(
-    found: list[tuple[dict[str, Found], list[int]]],
+def test_a_rank_has_the_types_of_its_pairs(
+    found: list[tuple[dict[str, Found], list[int], list[int]]],
 ) -> None:
-    clusters_of_first, *others = (of_rank for _, of_rank in found)
+    kept = [of_rank[:-1] for _, of_rank, _ in found]
+    pairs = {of_rank[-1] for _, of_rank, _ in found}
+    assert pairs == {sum(map(sum, kept))}
+    assert max(map(sum, kept)) - min(map(sum, kept)) <= 2 * max(SIZES)  # the cuts are between rows
+
+
+def test_clusters_are_those_of_the_first_rank(
+    found: list[tuple[dict[str, Found], list[int], list[int]]],
+) -> None:
+    clusters_of_first, *others = (of_rank for _, _, of_rank in found)
     assert clusters_of_first[0] == 3  # of 60 nodes, of which 25 fit
     assert clusters_of_first[-30:] == list(range(1, 60, 2))
     assert others == [clusters_of_first] * (len(found) - 1)

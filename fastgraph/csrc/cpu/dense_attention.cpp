@@ -109,9 +109,10 @@ class Kept {
  public:
   static constexpr int N = kLanes<A>;
 
-  Kept(const Dropout& dropout, int64_t first_head)
+  Kept(const Dropout& dropout, int64_t first_head, int64_t first_pair)
       : seed_(dropout.seed),
         first_head_(static_cast<uint64_t>(first_head)),
+        first_pair_(static_cast<uint64_t>(first_pair)),
         threshold_(static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1))),
         scale_(dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0}),
         drops_(dropout.rate > 0) {}
@@ -125,7 +126,8 @@ class Kept {
     uint32_t bits[N];
 #pragma GCC unroll 2
     for (int first = 0; first < N; first += kHalf) {
-      const W number = lane_numbers<uint64_t, kHalf>() + static_cast<uint64_t>(pair + first);
+      const W number =
+          lane_numbers<uint64_t, kHalf>() + (first_pair_ + static_cast<uint64_t>(pair + first));
       const W heads = splat<uint64_t, kHalf>(first_head_ + static_cast<uint64_t>(head));
       W words[4] = {number, heads, number >> 32, W{}};
       philox_blocks<kHalf>(seed_, words);
@@ -139,6 +141,7 @@ class Kept {
  private:
   uint64_t seed_;
   uint64_t first_head_;
+  uint64_t first_pair_;
   uint32_t threshold_;
   A scale_;
   bool drops_;
@@ -500,8 +503,8 @@ void dense_attention(const DenseAttentionInputs<T>& in, double scale, Dropout dr
   };
   const Plan plan = plan_of(in, kLeastPairs, cut);
   const PairBias<T> bias(in.bias, plan.pairs);
-  const Forward<T> pass{in,  static_cast<A>(scale), Kept<A>(dropout, in.first_head), out, stats,
-                        bias};
+  const Forward<T> pass{
+      in, static_cast<A>(scale), Kept<A>(dropout, in.first_head, in.first_pair), out, stats, bias};
   run_plan<A>(plan, 2 * in.query.heads * in.query.width, pass);
 }
 
@@ -532,7 +535,7 @@ void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, D
   const PairBias<T> bias(in.bias, plan.pairs);
   const Backward<T> pass{in,
                          static_cast<A>(scale),
-                         Kept<A>(dropout, in.first_head),
+                         Kept<A>(dropout, in.first_head, in.first_pair),
                          out,
                          given,
                          grad_query,
