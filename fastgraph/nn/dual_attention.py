@@ -20,6 +20,7 @@ from fastgraph.layers.arguments import (
     check_kinds,
     check_rates,
 )
+from fastgraph.layers.few_rows import ELSEWHERE, Entries
 from fastgraph.layers.typed_pairs import TypesOf, attention_by_types
 from fastgraph.nn.conditions import Conditions
 from fastgraph.nn.dual_pattern import (
@@ -387,7 +388,7 @@ class DualInterleavedAttention(nn.Module):
             self.reformation.measure(
                 query, key, value, pattern, table, self._row_bytes(), self.layer
             )
-        out = self._sparse(query, key, value, self._entries(pattern))
+        out = self._sparse(query, key, value, self._entries(pattern), pattern.num_nodes)
         if self.policy == "union":
             return out
         split = pattern.split(self.layers)
@@ -409,27 +410,42 @@ class DualInterleavedAttention(nn.Module):
         return out
 
     def _sparse(
-        self, query: Tensor, key: Tensor, value: Tensor, entries: DualPattern | Split | Reformed
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        entries: DualPattern | Split | Reformed,
+        num_nodes: int,
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
+        sources, ptr, seed = entries.sources, entries.ptr, drawn_seed(rate)
         types = None if table is None else entries.types
+        of_tokens, attend = None, ELSEWHERE.get(type(query))
+        if attend is not None and num_nodes < len(query):
+            first = int(ptr[num_nodes])  # entries of nodes come first, and keep their numbers
+            further = None if types is None else types[first:]
+            own = Entries(sources[first:], ptr[num_nodes:], further, first)
+            of_tokens = attend(query[num_nodes:], key, value, own, table, rate, seed)
+        if of_tokens is not None:
+            query, sources, ptr = query[:num_nodes], sources[:first], ptr[: num_nodes + 1]
+            types = None if types is None else types[:first]
         if rate == 0 and self.reformation is not None and self.reformation.kernel == "blocks":
             out, _ = ops.block_attention(
-                query, key, value, entries.sources, ptr=entries.ptr, bias=table, bias_index=types
+                query, key, value, sources, ptr=ptr, bias=table, bias_index=types
             )
-            return out
-        out, _, _ = ops.attention(
-            query,
-            key,
-            value,
-            entries.sources,
-            ptr=entries.ptr,
-            bias=table,
-            bias_index=types,
-            dropout=rate,
-            seed=drawn_seed(rate),
-        )
-        return out
+        else:
+            out, *_ = ops.attention(
+                query,
+                key,
+                value,
+                sources,
+                ptr=ptr,
+                bias=table,
+                bias_index=types,
+                dropout=rate,
+                seed=seed,
+            )
+        return out if of_tokens is None else torch.cat([out, of_tokens])
 
     def _refuse_too_many(self, pairs: int) -> None:
         """Raise a ValueError with an estimate if so many pairs are too many."""

@@ -285,6 +285,20 @@ def types_of_this_rank() -> list[int]:
     return [*map(len, pattern._pair_types.values()), pattern.pairs]
 
 
+def sent_for_a_token() -> int:
+    """The bytes that a rank sends in a sparse turn of a ring with a token, by halo."""
+    node = torch.arange(NUM_NODES)
+    ring = torch.stack([torch.cat([node, node.roll(1)]), torch.cat([node.roll(1), node])])
+    data = fgd.shard(Data(torch.randn(NUM_NODES, CHANNELS), ring), method="even", mode="halo")
+    layer = DualInterleavedAttention(CHANNELS, HEADS, schedule=Schedule("layer", None))
+    token = torch.zeros(1, CHANNELS)
+    for _ in range(2):  # plans are made in the first
+        fgd.COUNTS.reset()
+        layer(data.x, data.edge_index, token=token)
+    assert fgd.COUNTS.attention["parts (few rows)"] == 1
+    return sum(fgd.COUNTS.sent.values())
+
+
 def on_this_rank() -> tuple[dict[str, Found], list[int], list[int]]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
@@ -293,7 +307,7 @@ def on_this_rank() -> tuple[dict[str, Found], list[int], list[int]]:
         name, layout, mode = key.rsplit(", ", 2)
         parts = PARTITIONS[layout](WORLD.size)
         found[key] = compared(CASES[name], lambda data: fgd.shard(data, parts=parts, mode=mode))  # noqa: B023
-    return found, types_of_this_rank(), clusters_of_ranks()
+    return found, [*types_of_this_rank(), sent_for_a_token()], clusters_of_ranks()
 
 
 def clusters_of_ranks() -> list[int]:
@@ -333,10 +347,18 @@ def test_ranks_have_what_one_process_has(
 def test_a_rank_has_the_types_of_its_pairs(
     found: list[tuple[dict[str, Found], list[int], list[int]]],
 ) -> None:
-    kept = [of_rank[:-1] for _, of_rank, _ in found]
-    pairs = {of_rank[-1] for _, of_rank, _ in found}
+    kept = [of_rank[:-2] for _, of_rank, _ in found]
+    pairs = {of_rank[-2] for _, of_rank, _ in found}
     assert pairs == {sum(map(sum, kept))}
     assert max(map(sum, kept)) - min(map(sum, kept)) <= 2 * max(SIZES)  # the cuts are between rows
+
+
+def test_a_token_takes_no_rows_of_nodes(
+    found: list[tuple[dict[str, Found], list[int], list[int]]],
+) -> None:
+    """They would be keys and values, of CHANNELS float64 each."""
+    most = max(of_rank[-1] for _, of_rank, _ in found)
+    assert most < NUM_NODES // len(found) * 2 * CHANNELS * 8 // 2
 
 
 def test_clusters_are_those_of_the_first_rank(
