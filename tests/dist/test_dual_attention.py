@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import fastgraph.dist as fgd
-from fastgraph import ops, reordering
+from fastgraph import ops
+from fastgraph.dist.graphs import partition
 from fastgraph.dist.operators.modes import BY_NAME
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.nn import (
@@ -230,6 +232,7 @@ MODULES = {
     ),
 }
 CASES = OPERATORS | MODULES
+ORDER = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(2))
 GATHERS = {"dense, one head, types": {"fastgraph::dense_attention": 1}}
 BOTH_STATS = "probe, uneven, heads"  # those by heads and those by rows meet
 # One of each kind: along edges, of all pairs, and in turns with tokens.
@@ -306,7 +309,9 @@ def on_this_rank() -> tuple[dict[str, Found], list[int], list[int]]:
     for key in KEYS:
         name, layout, mode = key.rsplit(", ", 2)
         parts = PARTITIONS[layout](WORLD.size)
-        found[key] = compared(CASES[name], lambda data: fgd.shard(data, parts=parts, mode=mode))  # noqa: B023
+        order = ORDER if layout == "uneven" else None
+        shard = partial(fgd.shard, parts=parts, mode=mode, order=order)
+        found[key] = compared(CASES[name], shard)
     return found, [*types_of_this_rank(), sent_for_a_token()], clusters_of_ranks()
 
 
@@ -320,7 +325,7 @@ def clusters_of_ranks() -> list[int]:
     pattern = dual_pattern(data.edge_index, NUM_NODES)
     Reformation().entries(pattern, 16)
     made = pattern.reformed["clusters", ("cache", 16)]
-    reordering.partition = lambda _, nodes, parts: torch.arange(nodes) % (WORLD.rank + 2)  # type: ignore[assignment]
+    partition.partition = lambda _, nodes, parts: torch.arange(nodes) % (WORLD.rank + 2)  # type: ignore[assignment]
     order = fgd.whole(ClusterOrder(3)(data)[ORIGINAL])
     return [len(made.offsets) - 1, *made.cluster.tolist(), *order.tolist()]
 

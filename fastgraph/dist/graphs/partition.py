@@ -16,6 +16,10 @@ from fastgraph.sampling.clusters import symmetric as symmetric
 
 METHODS = ("metis", "even")
 
+NODES_OF_A_CLUSTER = 256
+"""By default. Queries, keys and values of one cluster, of a kilobyte each, then fit into the cache
+of one core, of a megabyte."""
+
 _MOST = torch.iinfo(torch.int32).max
 """Of entries and of work: METIS, as pymetis has it, counts by 32 bits."""
 
@@ -74,6 +78,22 @@ def partition(
     if method == "even" or num_parts == 1 or num_nodes <= num_parts or not edge_index.numel():
         return _consecutive(work, shares)
     return _by_metis(edge_index, num_nodes, work, shares)
+
+
+def cluster_order(edge_index: Tensor, num_nodes: int, num_clusters: int | None = None) -> Tensor:
+    """The nodes cluster by cluster, a permutation, by a :func:`partition` of METIS.
+
+    Args:
+        edge_index: int64 ``[2, E]``.
+        num_nodes: the number of nodes.
+        num_clusters: default: one for each 256 nodes.
+
+    Raises:
+        ModuleNotFoundError: ``pymetis`` is not installed.
+        PartitionError: METIS failed, or counts no further than the edges of the graph.
+    """
+    wanted = num_clusters or max(num_nodes // NODES_OF_A_CLUSTER, 1)
+    return partition(edge_index, num_nodes, wanted).argsort(stable=True)
 
 
 def check_weights(weights: Sequence[float] | None, num_parts: int) -> Tensor:
