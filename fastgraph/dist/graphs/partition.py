@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.layers.arguments import check_integers, check_kinds
+from fastgraph.sampling.clusters import Cut, parts_by_metis
 from fastgraph.sampling.clusters import PartitionError as PartitionError
-from fastgraph.sampling.clusters import parts_by_metis
 from fastgraph.sampling.clusters import symmetric as symmetric
 
 METHODS = ("metis", "even")
@@ -140,4 +140,4 @@ def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) 
             f"METIS counts to {_MOST:,}, got {len(neighbours):,} entries of a symmetric graph and "
             f"{int(work.sum()):,} units of work: choose the method 'even'"
         )
-    return parts_by_metis(starts, neighbours, shares, weights=work, recursive=True)
+    return parts_by_metis([Cut(starts, neighbours, shares, work)], recursive=True)[0]
