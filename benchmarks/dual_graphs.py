@@ -47,7 +47,7 @@ WAYS = {"exact": None, "union": 4, "dense": 1}
 
 MODELS = ("MLP", "GCN", "TransformerConv", *WAYS)
 ATOMS = ("C", "N", "O", "F", "S", "Cl", "Br", "H")
-PACKAGES = ("torch", "sympy", "scipy", "sklearn", "networkx")
+PACKAGES = ("torch", "sympy", "scipy", "sklearn", "torch_geometric")
 LARGEST = 200  # definitions of a module
 
 
@@ -122,7 +122,7 @@ def _graph_of(definitions: list[Any], label: int) -> Data:
     return Data(F.one_hot(kinds, 3).float(), to_undirected(index), y=torch.tensor([label]))
 
 
-TASKS = {"molecules": (molecules, 1500, 20), "code": (code, 300, 12)}
+TASKS = {"molecules": (molecules, 1500, 20), "code": (code, 1000, 30)}
 
 
 class Pooled(nn.Module):
