@@ -10,8 +10,8 @@ asked (in MalNet's place): nodes are definitions, edges uses and membership; nam
 (all layers). TorchGT's own rule is asked which of some graphs it has dense, its elastic reformation
 left out: it is for graphs that no cache holds. Beside it PyG's ``MLP``, ``GCN`` and
 ``TransformerConv``, with means over nodes. Batches are put together once, and take turns at random.
-``pip install rdkit molsets`` for molecules. Each run is a line of a file as soon as it has ended;
-runs that the file has already are left out.
+Molecules need ``rdkit``, and ``molsets`` without what that depends on. Each run is a line of a file
+as soon as it has ended; runs that the file has already are left out.
 """
 
 from __future__ import annotations
