@@ -25,14 +25,31 @@ _MIB = 2**20
 _TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
 
 
+TURNS = {
+    "sparse": (None, 0.0),
+    "sparse, dropout": (None, 0.1),
+    "one of four dense, dropout": (4, 0.1),
+}
+"""The period of dense layers, and dropout of weights."""
+
+
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--ranks", default="1,2,4", show_default=True, help="Separated by commas.")
 @click.option("--modes", default="heads,halo", show_default=True, help="Separated by commas.")
+@click.option("--turns", multiple=True, type=click.Choice(list(TURNS)), default=list(TURNS))
 @click.option("--nodes", type=click.IntRange(100), default=40000, show_default=True)
 @click.option("--dense-nodes", type=click.IntRange(100), default=6000, show_default=True)
 @click.option("--steps", type=click.IntRange(3), default=4, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(ranks: str, modes: str, nodes: int, dense_nodes: int, steps: int, out: Path) -> None:
+def main(
+    ranks: str,
+    modes: str,
+    turns: tuple[str, ...],
+    nodes: int,
+    dense_nodes: int,
+    steps: int,
+    out: Path,
+) -> None:
     from measure.dist_graph_transformer_steps import CHANNELS, HEADS, LAYERS
     from measure.machine import machine_facts
 
@@ -45,17 +62,15 @@ def main(ranks: str, modes: str, nodes: int, dense_nodes: int, steps: int, out: 
         "heads": HEADS,
         "runs": [],
     }
-    for turns, size, period, dropout in (
-        ("sparse", nodes, None, 0.0),
-        ("sparse, dropout", nodes, None, 0.1),
-        ("one of four dense, dropout", dense_nodes, 4, 0.1),
-    ):
+    for name in turns:
+        period, dropout = TURNS[name]
+        size = nodes if period is None else dense_nodes
         for count in map(int, ranks.split(",")):
             for mode in modes.split(",") if count > 1 else ["one process"]:
                 found = _measured(
                     size, count, mode if count > 1 else "halo", period, dropout, steps
                 )
-                found = {"turns": turns, "nodes": size, "ranks": count, "mode": mode} | found
+                found = {"turns": name, "nodes": size, "ranks": count, "mode": mode} | found
                 console.print({key: value for key, value in found.items() if key != "of ranks"})
                 results["runs"].append(found)
                 write(out, "dist-graph-transformer", results, markdown(results))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastgraph.dist.graphs.partition import partition, symmetric
+from fastgraph.dist.graphs.partition import cluster_order, symmetric
 from fastgraph.graphs.ranks import are_on_ranks, decided, whole
 from fastgraph.layers.arguments import check_integers
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 ORDERS = ("cluster", "rcm", "degree")
-
-NODES_OF_A_CLUSTER = 256
-"""By default. Queries, keys and values of one cluster, of a kilobyte each, then fit into the cache
-of one core, of a megabyte."""
 
 
 class Reordered(NamedTuple):
@@ -188,8 +184,7 @@ def _permutation(
 def _found(edge_index: Tensor, num_nodes: int, order: str, num_clusters: int | None) -> Tensor:
     """The permutation of an order by name."""
     if order == "cluster":
-        wanted = num_clusters or max(num_nodes // NODES_OF_A_CLUSTER, 1)
-        return partition(edge_index, num_nodes, wanted).argsort(stable=True)
+        return cluster_order(edge_index, num_nodes, num_clusters)
     if order == "rcm":
         return _reverse_cuthill_mckee(edge_index, num_nodes)
     if order == "degree":

@@ -30,6 +30,10 @@ parser.set_defaults(hops=8)
 parser.add_argument("--graphs", type=int, default=640)
 parser.add_argument("--batch-size", type=int, default=64)
 args = parser.parse_args()
+if args.graphs < 2:
+    parser.error(
+        f"--graphs: expected at least 2, one to train on and one to test, got {args.graphs}"
+    )
 
 
 def generated(draw: torch.Generator) -> Data:

@@ -38,7 +38,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 given = args.dataset and data_loading.load(args.dataset, args.root)
 data, num_classes = given or training.generated(args.nodes)
 ready = Compose([ClusterOrder(), AttentionPattern(args.hops), Degrees()])
-data = ready(data).to(device)
+data = ready(training.with_all_parts(data)).to(device)
 model = training.node_classifier(data, num_classes, args).to(device)
 optimizer, scheduler = training.optimizer_of(model, args, steps_of_epoch=1)
 

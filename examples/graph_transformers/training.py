@@ -34,12 +34,25 @@ def add_arguments(parser: argparse.ArgumentParser, *, epochs: int, warm_up: int)
 
 def generated(num_nodes: int, num_classes: int = 4) -> tuple[Data, int]:
     """Classes that have more edges within than between, and features that say little."""
+    if num_nodes < num_classes:
+        raise SystemExit(
+            f"--nodes: expected at least {num_classes}, one of each class, got {num_nodes}"
+        )
     sizes = [num_nodes // num_classes] * num_classes
     chances = torch.full((num_classes, num_classes), 0.002).fill_diagonal_(0.02)
     y = torch.arange(num_classes).repeat_interleave(torch.tensor(sizes))
     x = torch.randn(len(y), 16) + 0.5 * torch.randn(num_classes, 16)[y]
     data = Data(x=x, y=y, edge_index=stochastic_blockmodel_graph(sizes, chances))
     return RandomNodeSplit(num_val=0.2, num_test=0.2)(ToUndirected()(data)), num_classes
+
+
+def with_all_parts(data: Data) -> Data:
+    """A graph that has nodes to train, validate and test on; it is an error to have none."""
+    for part in ("train", "val", "test"):
+        mask = data.get(f"{part}_mask")
+        if mask is None or not bool(mask.any()):
+            raise SystemExit(f"{part}_mask: expected some of {data.num_nodes} nodes, got none")
+    return data
 
 
 def schedule_of(period: int) -> Schedule:

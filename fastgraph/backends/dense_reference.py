@@ -97,6 +97,7 @@ def _dense_softmax(
     dropout: float,
     seed: int,
     first_head: int,
+    first_pair: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weights and factors of dropout, ``[heads, num_queries, num_keys]``, and statistics.
 
@@ -118,7 +119,8 @@ def _dense_softmax(
     stats = torch.cat([largest, inverse], dim=-1).transpose(0, 1)
     heads, pairs = score.shape[0], graph.num_queries * graph.num_keys
     by_pair = score.detach().reshape(pairs, heads)
-    keep = dropout_factors(by_pair, dropout, seed, graph.first_pair, first_head)
+    first = first_pair + graph.first_pair
+    keep = dropout_factors(by_pair, dropout, seed, first, first_head)
     keep = keep.reshape(graph.num_queries, graph.num_keys, heads).permute(2, 0, 1)
     return exponential / total, keep, stats
 
@@ -135,6 +137,7 @@ def dense_attention(
     dropout: float,
     seed: int,
     first_head: int,
+    first_pair: int,
 ) -> tuple[Tensor, Tensor]:
     dtype = accumulator(query.dtype)
     wide_query, wide_key, wide_value = (x.to(dtype) for x in (query, key, value))
@@ -147,7 +150,7 @@ def dense_attention(
             outs.append(wide_query.new_zeros(graph.num_queries, *query.shape[1:]))
             stats.append(wide_query.new_zeros(graph.num_queries, heads, 2))
             continue
-        options = (scale, dropout, seed, first_head)
+        options = (scale, dropout, seed, first_head, first_pair)
         weight, keep, found = _dense_softmax(graph, wide_query, wide_key, added, *options)
         outs.append(((keep * weight) @ graph.keys(wide_value)).transpose(0, 1))
         stats.append(found)
@@ -178,6 +181,7 @@ def dense_attention_backward(
     dropout: float,
     seed: int,
     first_head: int,
+    first_pair: int,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     dtype = query.dtype
@@ -191,7 +195,7 @@ def dense_attention_backward(
         if graph.num_keys == 0:
             of_query.append(query.new_zeros(graph.num_queries, *query.shape[1:]))
             continue
-        options = (scale, dropout, seed, first_head)
+        options = (scale, dropout, seed, first_head, first_pair)
         weight, keep, _ = _dense_softmax(graph, query, key, added, *options)
         of_out = graph.queries(grad)
         product = keep * (of_out @ graph.keys(value).transpose(1, 2))

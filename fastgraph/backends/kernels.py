@@ -86,10 +86,10 @@ def dense_attention_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
     def backward(
         grad: Tensor, grad_logsum: Tensor | None, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        *inputs, out, stats, scale, dropout, seed, first_head, wants_bias = arguments
+        *inputs, out, stats, scale, dropout, seed, first_head, first_pair, wants_bias = arguments
         query, key, value = (new_rows(x, x.shape) for x in inputs[:3])
         bias = new_rows(inputs[3], inputs[3].shape) if wants_bias else None
-        options = scale, dropout, seed, first_head
+        options = scale, dropout, seed, first_head, first_pair
         library().dense_attention_backward(
             *inputs, *options, out, stats, grad, grad_logsum, query, key, value, bias
         )

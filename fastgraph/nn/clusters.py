@@ -13,7 +13,7 @@ from fastgraph.graphs.ranks import decided, whole
 from fastgraph.layers.arguments import check_integers
 from fastgraph.machine.processor import second_cache
 from fastgraph.nn.dual_pattern import EDGE, DualPattern
-from fastgraph.sampling.clusters import cluster
+from fastgraph.sampling.clusters import cluster_each
 
 SHARE_OF_CACHE = 0.8
 
@@ -113,7 +113,7 @@ def clusters_by_cache(pattern: DualPattern, row_bytes: int) -> Clusters:
 def _by_metis(pattern: DualPattern, counts: list[int]) -> Tensor:
     """The cluster of each node, on the host."""
     ptr, sources = (part.cpu() for part in edges_of(pattern))
-    found, first, before = [], 0, 0
+    given, first = [], 0
     for graph, (size, count) in enumerate(zip(pattern.sizes, counts, strict=True)):
         if count > max(size, 1):
             raise ValueError(
@@ -121,11 +121,13 @@ def _by_metis(pattern: DualPattern, counts: list[int]) -> Tensor:
             )
         begins = ptr[first : first + size + 1]
         own = sources[int(begins[0]) : int(begins[-1])] - first
-        make = partial(cluster, begins - begins[0], own, count)
-        # METIS may give other ranks something else.
-        parts = decided(make) if pattern.is_on_ranks else make()
-        found.append(parts + before)
-        first, before = first + size, before + count
+        given.append((begins - begins[0], own, count))
+        first += size
+    make = partial(cluster_each, given)
+    # METIS may give other ranks something else.
+    parts = decided(make) if pattern.is_on_ranks else make()
+    before = offsets_of(torch.tensor(counts, dtype=torch.int64)).tolist()
+    found = [own + start for own, start in zip(parts, before, strict=False)]
     return torch.cat(found) if found else sources.new_zeros(0)
 
 

@@ -20,6 +20,8 @@ from fastgraph.layers.arguments import (
     check_kinds,
     check_rates,
 )
+from fastgraph.layers.few_rows import ELSEWHERE, Entries
+from fastgraph.layers.typed_pairs import TypesOf, attention_by_types
 from fastgraph.nn.conditions import Conditions
 from fastgraph.nn.dual_pattern import (
     LONGEST,
@@ -379,14 +381,14 @@ class DualInterleavedAttention(nn.Module):
         if self._is_dense_turn():
             self._refuse_too_many(pattern.pairs)
             query, key, value = (pattern.in_order(x) for x in (query, key, value))
-            types = None if self.type_bias is None else pattern.pair_types(hops=self.hops)
-            return pattern.back(self._dense(query, key, value, pattern.offsets, types))
+            types_of: TypesOf = partial(pattern.pair_types_between, hops=self.hops)
+            return pattern.back(self._dense(query, key, value, pattern.offsets, types_of))
         if self.reformation is not None and self.reformation.is_measuring:
             table = self._table(query)
             self.reformation.measure(
                 query, key, value, pattern, table, self._row_bytes(), self.layer
             )
-        out = self._sparse(query, key, value, self._entries(pattern))
+        out = self._sparse(query, key, value, self._entries(pattern), pattern.num_nodes)
         if self.policy == "union":
             return out
         split = pattern.split(self.layers)
@@ -394,41 +396,56 @@ class DualInterleavedAttention(nn.Module):
             return out
         self._refuse_too_many(split.pairs)
         rows = split.rows
-        types = None if self.type_bias is None else pattern.pair_types(rows, self.hops)
-        dense = self._dense(query[rows], key[rows], value[rows], split.offsets, types)
+        types_of = lambda begin, end: pattern.pair_types(rows[begin:end], self.hops)  # noqa: E731
+        dense = self._dense(query[rows], key[rows], value[rows], split.offsets, types_of)
         return out.index_copy(0, rows, dense)
 
     def _dense(
-        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, types: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, types_of: TypesOf
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
-        out, _ = ops.dense_attention(
-            query, key, value, ptr, bias=table, pair_type=types, dropout=rate, seed=drawn_seed(rate)
-        )
+        if table is not None:
+            return attention_by_types(query, key, value, ptr, table, types_of, rate)
+        out, _ = ops.dense_attention(query, key, value, ptr, dropout=rate, seed=drawn_seed(rate))
         return out
 
     def _sparse(
-        self, query: Tensor, key: Tensor, value: Tensor, entries: DualPattern | Split | Reformed
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        entries: DualPattern | Split | Reformed,
+        num_nodes: int,
     ) -> Tensor:
         table, rate = self._table(query), self.dropout if self.training else 0.0
+        sources, ptr, seed = entries.sources, entries.ptr, drawn_seed(rate)
         types = None if table is None else entries.types
+        of_tokens, attend = None, ELSEWHERE.get(type(query))
+        if attend is not None and num_nodes < len(query):
+            first = int(ptr[num_nodes])  # entries of nodes come first, and keep their numbers
+            further = None if types is None else types[first:]
+            own = Entries(sources[first:], ptr[num_nodes:], further, first)
+            of_tokens = attend(query[num_nodes:], key, value, own, table, rate, seed)
+        if of_tokens is not None:
+            query, sources, ptr = query[:num_nodes], sources[:first], ptr[: num_nodes + 1]
+            types = None if types is None else types[:first]
         if rate == 0 and self.reformation is not None and self.reformation.kernel == "blocks":
             out, _ = ops.block_attention(
-                query, key, value, entries.sources, ptr=entries.ptr, bias=table, bias_index=types
+                query, key, value, sources, ptr=ptr, bias=table, bias_index=types
             )
-            return out
-        out, _, _ = ops.attention(
-            query,
-            key,
-            value,
-            entries.sources,
-            ptr=entries.ptr,
-            bias=table,
-            bias_index=types,
-            dropout=rate,
-            seed=drawn_seed(rate),
-        )
-        return out
+        else:
+            out, *_ = ops.attention(
+                query,
+                key,
+                value,
+                sources,
+                ptr=ptr,
+                bias=table,
+                bias_index=types,
+                dropout=rate,
+                seed=seed,
+            )
+        return out if of_tokens is None else torch.cat([out, of_tokens])
 
     def _refuse_too_many(self, pairs: int) -> None:
         """Raise a ValueError with an estimate if so many pairs are too many."""

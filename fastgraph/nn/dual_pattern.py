@@ -95,7 +95,7 @@ class DualPattern:
     is_on_ranks: bool = False
     _splits: dict[int, Split] = field(default_factory=dict)
     _conditions: dict[tuple[int, int], tuple[Conditions, ...]] = field(default_factory=dict)
-    _pair_types: dict[int, Tensor] = field(default_factory=dict)
+    _pair_types: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     reformed: dict[Hashable, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -174,13 +174,21 @@ class DualPattern:
         """
         if rows is not None:
             return self._types_of_pairs(rows, hops)
-        if hops in self._pair_types:
-            return self._pair_types[hops]
+        return self.pair_types_between(0, self.num_rows, hops)
+
+    def pair_types_between(self, begin: int, end: int, hops: int = 1) -> Tensor:
+        """:meth:`pair_types` of the queries from one place in order on and before another.
+
+        They are kept up to ``KEPT_PAIRS``.
+        """
+        key = hops, begin, end
+        if key in self._pair_types:
+            return self._pair_types[key]
         with normal_mode():  # what is kept must still serve training
             rows = self.in_order(torch.arange(self.num_rows, device=self.ptr.device))
-            types = self._types_of_pairs(rows, hops)
-        if self.pairs <= KEPT_PAIRS:
-            self._pair_types[hops] = types
+            types = self._types_of_pairs(rows[begin:end], hops)
+        if len(types) <= KEPT_PAIRS:
+            self._pair_types[key] = types
             MEMO.recount()  # it may keep the pattern
         return types
 

@@ -90,7 +90,7 @@ def dense_attention(
         scale = max(query.shape[-1], 1) ** -0.5
     seed = dropout_seed(dropout, seed, query, key, value)
     tensors = (query, key, value, bias, ptr, key_ptr, pair_type)
-    out, stats = DENSE_ATTENTION(*tensors, seed, scale, dropout, 0)
+    out, stats = DENSE_ATTENTION(*tensors, seed, scale, dropout, 0, 0)
     return out, stats
 
 
@@ -160,11 +160,12 @@ def _forward(
     scale: float,
     dropout: float,
     first_head: int,
+    first_pair: int,
 ) -> tuple[Tensor, Tensor]:
     _check(query, key, value, bias, ptr, key_ptr, pair_type)
     kernel = REGISTRY.kernel("dense_attention", device_type(query), query.dtype)
     inputs = (*_contiguous(query, key, value, bias), *_topology(ptr, key_ptr, pair_type))
-    return kernel(*inputs, scale, dropout, seed_number(seed), first_head)  # type: ignore[no-any-return]
+    return kernel(*inputs, scale, dropout, seed_number(seed), first_head, first_pair)  # type: ignore[no-any-return]
 
 
 def _fake(
@@ -198,6 +199,7 @@ def _backward(
     scale: float,
     dropout: float,
     first_head: int,
+    first_pair: int,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check(query, key, value, bias, ptr, key_ptr, pair_type)
@@ -205,7 +207,14 @@ def _backward(
     check_heads("out", out, list(query.shape), query)
     kernel = REGISTRY.kernel("dense_attention_backward", device_type(query), query.dtype)
     inputs = (*_contiguous(query, key, value, bias), *_topology(ptr, key_ptr, pair_type))
-    options = (scale, dropout, seed_number(seed), first_head, wants_bias and bias is not None)
+    options = (
+        scale,
+        dropout,
+        seed_number(seed),
+        first_head,
+        first_pair,
+        wants_bias and bias is not None,
+    )
     known = _contiguous(out, stats)
     *found, of_bias = kernel(*_contiguous(grad, grad_logsum), *inputs, *known, *options)
     return *found, grad.new_empty(0) if of_bias is None else of_bias
@@ -226,12 +235,13 @@ def _backward_fake(
 
 
 class _OfDense(Context):
-    options: tuple[float, float, int]  # scale, dropout and the number of the first head
+    # Scale, dropout and the numbers of the first head and pair.
+    options: tuple[float, float, int, int]
 
 
 def _save(ctx: _OfDense, arguments: Arguments, result: tuple[Tensor, Tensor]) -> None:
-    *tensors, scale, dropout, first_head = arguments
-    ctx.options = scale, dropout, first_head
+    *tensors, scale, dropout, first_head, first_pair = arguments
+    ctx.options = scale, dropout, first_head, first_pair
     ctx.save_for_backward(*tensors, *result)
 
 
@@ -245,7 +255,7 @@ def _gradient(
     grads = (grad, logsum_gradient(grad_stats, stats))
     if needs_torch_operations(*grads):
         of_queries, of_keys, types = _topology(ptr, key_ptr, pair_type)
-        scale, dropout, first_head = ctx.options
+        scale, dropout, first_head, first_pair = ctx.options
         *found, of_bias = reference.dense_attention_backward(
             *grads,
             query,
@@ -261,26 +271,28 @@ def _gradient(
             dropout,
             seed_number(seed),
             first_head,
+            first_pair,
             wants_bias,
         )
     else:
         tensors = (query, key, value, bias, ptr, key_ptr, pair_type, seed, out, stats)
         *found, of_bias = DENSE_ATTENTION_BACKWARD(*grads, *tensors, *ctx.options, wants_bias)
-    return *found, of_bias if wants_bias else None, None, None, None, None, None, None, None
+    return *found, of_bias if wants_bias else None, None, None, None, None, None, None, None, None
 
 
 DENSE_ATTENTION_BACKWARD = define(
     "dense_attention_backward(Tensor grad, Tensor? grad_logsum, Tensor query, Tensor key, "
     "Tensor value, Tensor? bias, Tensor ptr, Tensor? key_ptr, Tensor? pair_type, Tensor? seed, "
     "Tensor out, Tensor stats, float scale, float dropout, int first_head, "
-    "bool wants_bias) "
+    "int first_pair, bool wants_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 DENSE_ATTENTION = define(
     "dense_attention(Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor ptr, "
-    "Tensor? key_ptr, Tensor? pair_type, Tensor? seed, float scale, float dropout, int first_head) "
+    "Tensor? key_ptr, Tensor? pair_type, Tensor? seed, float scale, float dropout, int first_head, "
+    "int first_pair) "
     "-> (Tensor, Tensor)",
     _forward,
     _fake,

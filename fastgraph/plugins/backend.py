@@ -77,18 +77,18 @@ weights, *, addend)``
     The same without features of edges and a bias of each edge, for graphs whose nodes have
     neighbours in common.
 ``dense_attention(query, key, value, bias, ptr, key_ptr, pair_type, scale, dropout, seed,
-first_head)``
+first_head, first_pair)``
     -> ``(out, stats)``.
     Of graphs in a row, of which each query attends to all keys of its own: ``ptr`` and ``key_ptr``
     are int64, contiguous, and to be checked by the kernel: ``[graphs + 1]`` offsets of queries, and
     of keys and values. Dropout has the pairs for edges, numbered graph by graph, query by query and
     key by key; numbers beyond 32 bits have their upper half in the third counter. Heads are
-    numbered from ``first_head`` on, where these are some of all. ``bias``, ``None`` or
-    ``[pairs, heads]``, is added to scores; with ``pair_type`` (uint8, int16, int32 or int64,
-    ``[pairs]``, to be checked by the kernel) it is ``[types, heads]``. Where it makes all scores of
-    a query -infinity, the output and the statistics are 0.
+    numbered from ``first_head`` on and pairs from ``first_pair``, where these are some of all.
+    ``bias``, ``None`` or ``[pairs, heads]``, is added to scores; with ``pair_type`` (uint8, int16,
+    int32 or int64, ``[pairs]``, to be checked by the kernel) it is ``[types, heads]``. Where it
+    makes all scores of a query -infinity, the output and the statistics are 0.
 ``dense_attention_backward(grad, grad_logsum, query, key, value, bias, ptr, key_ptr, pair_type, out,
-stats, scale, dropout, seed, first_head, wants_bias)``
+stats, scale, dropout, seed, first_head, first_pair, wants_bias)``
     -> the gradients of query, key, value and bias, ``None`` for the last if it is not wanted.
 ``gatv2_backward``, ``gat_backward``, ``attention_backward``, ``edge_attention_backward``,
 ``biased_attention_backward``, ``block_attention_backward``

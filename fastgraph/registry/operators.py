@@ -251,11 +251,11 @@ SIGNATURES: dict[str, Signature] = {
     "segment_reduce_backward": _signature("graph grad x weight out record transpose ties"),
     "edge_program": _signature("graph operands program transpose"),
     "dense_attention": _signature(
-        "query key value bias ptr key_ptr pair_type scale dropout seed first_head"
+        "query key value bias ptr key_ptr pair_type scale dropout seed first_head first_pair"
     ),
     "dense_attention_backward": _signature(
         "grad grad_logsum query key value bias ptr key_ptr pair_type out stats scale dropout seed "
-        "first_head wants_bias"
+        "first_head first_pair wants_bias"
     ),
     "head_scores": _signature("x att"),
     "head_scores_backward": _signature("x att grad", "addend", "wanted"),

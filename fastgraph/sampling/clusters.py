@@ -6,7 +6,9 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,44 +41,69 @@ def cluster(rowptr: Tensor, col: Tensor, num_parts: int, *, recursive: bool = Fa
         IndexError: ``col`` names no node.
         ModuleNotFoundError: ``pymetis`` is not installed.
     """
+    return cluster_each([(rowptr, col, num_parts)], recursive=recursive)[0]
+
+
+def cluster_each(
+    graphs: Sequence[tuple[Tensor, Tensor, int]], *, recursive: bool = False
+) -> list[Tensor]:
+    """:func:`cluster` of several graphs, by one process, which takes a while to start.
+
+    Args:
+        graphs: Of each ``rowptr``, ``col`` and ``num_parts``.
+        recursive: See :func:`cluster`.
+    """
     for package in ("numpy", "pymetis"):
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(
                 f"clusters by METIS need {package}: pip install 'fastgraph[dist]'", name=package
             )
-    check_tensors(rowptr=rowptr, col=col)
-    if num_parts < 1:
-        raise ValueError(f"num_parts must be at least 1, got {num_parts}")
-    num_nodes = max(rowptr.numel() - 1, 0)
-    with in_named_items({"colptr": "rowptr", "row": "col"}):
-        # The sample of no hops of all nodes has all edges, checked.
-        every = torch.arange(num_nodes, dtype=col.dtype)
-        whole = neighbor_sample(rowptr, col, every, [], directed=False, random_seed=0)
-    edge_index = torch.stack([whole.row, whole.col]).long()
-    starts, neighbours = symmetric(edge_index, num_nodes)
-    if num_parts == 1 or neighbours.numel() == 0 or num_nodes <= num_parts:
-        return torch.arange(num_nodes) * num_parts // max(num_nodes, num_parts)
-    if neighbours.numel() > torch.iinfo(torch.int32).max:
-        raise PartitionError(f"METIS counts to 2^31 - 1, got {neighbours.numel():,} entries")
-    shares = torch.full((num_parts,), 1 / num_parts, dtype=torch.float64)
-    return parts_by_metis(starts, neighbours, shares, recursive=recursive)
+    found: list[Tensor | None] = []
+    cuts = []
+    for rowptr, col, num_parts in graphs:
+        check_tensors(rowptr=rowptr, col=col)
+        if num_parts < 1:
+            raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+        num_nodes = max(rowptr.numel() - 1, 0)
+        with in_named_items({"colptr": "rowptr", "row": "col"}):
+            # The sample of no hops of all nodes has all edges, checked.
+            every = torch.arange(num_nodes, dtype=col.dtype)
+            whole = neighbor_sample(rowptr, col, every, [], directed=False, random_seed=0)
+        edge_index = torch.stack([whole.row, whole.col]).long()
+        starts, neighbours = symmetric(edge_index, num_nodes)
+        if num_parts == 1 or neighbours.numel() == 0 or num_nodes <= num_parts:
+            found.append(torch.arange(num_nodes) * num_parts // max(num_nodes, num_parts))
+            continue
+        if neighbours.numel() > torch.iinfo(torch.int32).max:
+            raise PartitionError(f"METIS counts to 2^31 - 1, got {neighbours.numel():,} entries")
+        shares = torch.full((num_parts,), 1 / num_parts, dtype=torch.float64)
+        cuts.append(Cut(starts, neighbours, shares))
+        found.append(None)
+    parts = iter(parts_by_metis(cuts, recursive=recursive))
+    return [next(parts) if own is None else own for own in found]
 
 
-def parts_by_metis(
-    starts: Tensor,
-    neighbours: Tensor,
-    shares: Tensor,
-    *,
-    weights: Tensor | None = None,
-    recursive: bool,
-) -> Tensor:
-    """The part of each node, int64 ``[nodes]``, by METIS in a process of its own.
+class Cut(NamedTuple):
+    """A graph, and the parts that are wanted of it.
 
-    Args:
+    Attributes:
         starts: Of the rows of a symmetric graph, ``[nodes + 1]``.
         neighbours: Its entries, fewer than 2^31.
         shares: Of the parts, ``[parts]``, with a sum of 1.
         weights: Of nodes, ``[nodes]``, with a sum of less than 2^31; by default all equal.
+    """
+
+    starts: Tensor
+    neighbours: Tensor
+    shares: Tensor
+    weights: Tensor | None = None
+
+
+def parts_by_metis(cuts: Sequence[Cut], *, recursive: bool) -> list[Tensor]:
+    """The part of each node, int64 ``[nodes]``, of each graph, by METIS in a process of its own.
+
+    Args:
+        cuts: Of the graphs.
         recursive: See :func:`cluster`.
 
     Raises:
@@ -84,28 +111,35 @@ def parts_by_metis(
     """
     import numpy as np
 
-    arrays = {
-        "starts": starts.to(torch.int32),
-        "neighbours": neighbours.to(torch.int32),
-        "targets": shares.float(),
-    }
-    if weights is not None:
-        arrays["weights"] = weights.to(torch.int32)
+    if not cuts:
+        return []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for key, values in arrays.items():
-            np.save(folder / f"{key}.npy", values.numpy())
+        folders = [Path(name) / f"{number:09}" for number in range(len(cuts))]
+        for folder, cut in zip(folders, cuts, strict=True):
+            folder.mkdir()
+            arrays = {
+                "starts": cut.starts.to(torch.int32),
+                "neighbours": cut.neighbours.to(torch.int32),
+                "targets": cut.shares.float(),
+            }
+            if cut.weights is not None:
+                arrays["weights"] = cut.weights.to(torch.int32)
+            for key, values in arrays.items():
+                np.save(folder / f"{key}.npy", values.numpy())
         script = Path(__file__).with_name("metis.py")
         manner = "recursive" if recursive else "kway"
         command = [sys.executable, "-P", str(script), name, manner]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise PartitionError(f"METIS ended with {done.returncode}: {done.stderr.strip()}")
-        parts = torch.from_numpy(np.load(folder / "parts.npy"))
-    num_nodes = len(starts) - 1
-    if parts.shape != (num_nodes,) or not (0 <= int(parts.min()) <= int(parts.max()) < len(shares)):
-        raise PartitionError(f"METIS gave parts of shape {list(parts.shape)} that are out of range")
-    return parts
+        found = [torch.from_numpy(np.load(folder / "parts.npy")) for folder in folders]
+    for parts, cut in zip(found, cuts, strict=True):
+        is_usable = parts.shape == (len(cut.starts) - 1,)
+        if not is_usable or not 0 <= int(parts.min()) <= int(parts.max()) < len(cut.shares):
+            raise PartitionError(
+                f"METIS gave parts of shape {list(parts.shape)} that are out of range"
+            )
+    return found
 
 
 def symmetric(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:

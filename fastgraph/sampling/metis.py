@@ -1,10 +1,10 @@
 """METIS in a process of its own: ``python metis.py FOLDER MANNER``.
 
 pymetis holds Python's lock while it works, and takes the process with it where the graph is not
-what it must be. The folder holds ``starts.npy`` and ``neighbours.npy``, the symmetric graph by
-rows, and ``targets.npy``, the share of each part; ``weights.npy`` of its nodes may be there.
-``parts.npy`` is written into it. The manner is ``recursive``, by bisection, which meets targets
-more exactly, or ``kway``. Imports nothing of fastgraph, to start quickly.
+what it must be. Each folder in the folder holds ``starts.npy`` and ``neighbours.npy``, the
+symmetric graph by rows, and ``targets.npy``, the share of each part; ``weights.npy`` of its nodes
+may be there. ``parts.npy`` is written into it. The manner is ``recursive``, by bisection, which
+meets targets more exactly, or ``kway``. Imports nothing of fastgraph, to start quickly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pymetis
 
 
-def main(folder: Path, manner: str) -> None:
+def cut(folder: Path, manner: str) -> None:
     """Cut the graph in a folder."""
     starts, neighbours, targets = (
         np.load(folder / f"{name}.npy") for name in ("starts", "neighbours", "targets")
@@ -34,4 +34,5 @@ def main(folder: Path, manner: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    for found in sorted(Path(sys.argv[1]).iterdir()):
+        cut(found, sys.argv[2])

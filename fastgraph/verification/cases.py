@@ -313,7 +313,7 @@ def _all_pairs(values: _Values, sizes: list[int], heads: int, channels: int) -> 
         kind = "no bias" if bias is None else "a bias" if pair_type is None else "a table"
         where = f"graphs of {max(sizes)}, {heads} x {channels}, dropout {dropout}, {kind}"
         topology = (ptr, ptr, pair_type)
-        options = channels**-0.5, dropout, 7, 3
+        options = channels**-0.5, dropout, 7, 3, 2**32 - 3
         given: tuple[Any, ...] = (*tensors, bias, *topology, *options)
         yield Case("dense_attention", where, None, given, {})
         out, stats = reference.dense_attention(*given)

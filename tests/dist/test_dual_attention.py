@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import fastgraph.dist as fgd
-from fastgraph import ops, reordering
+from fastgraph import ops
+from fastgraph.dist.graphs import partition
 from fastgraph.dist.operators.modes import BY_NAME
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.nn import (
@@ -150,11 +152,13 @@ def reformed(select: str, **options: Any) -> Case:
 
 
 def alone(**options: Any) -> Case:
-    """A single head, which all ranks compute on the whole."""
+    """A single head, of which ranks compute rows."""
 
     def call(model: nn.Linear, d: Any) -> Tensor:
-        ptr = torch.tensor([0, 9, NUM_NODES])
-        return ops.dense_attention(*model(d.x).view(-1, 3, 1, 8).unbind(1), ptr, **options)[0]
+        given, ptr = model(d.x).view(-1, 3, 1, 8).unbind(1), torch.tensor([0, 9, 9, NUM_NODES])
+        bias = {"bias": model.weight[:5, :1]} if "pair_type" in options else {}
+        out, stats = ops.dense_attention(*given, ptr, **options, **bias)
+        return out + stats[..., 1:].square().mean()
 
     return Case(lambda: nn.Linear(CHANNELS, 3 * CHANNELS), call)
 
@@ -198,6 +202,9 @@ OPERATORS = {
     "dense, a seed": dense(dropout=0.4, seed=SEED),
     "dense, dropout": dense(dropout=0.4),
     "dense, one head": alone(dropout=0.4),
+    "dense, one head, other keys": alone(key_ptr=torch.tensor([0, 30, 41, NUM_NODES])),
+    "dense, one head, types": alone(pair_type=torch.arange(81 + 51 * 51) % 5),
+    "dense, a seed, one head": alone(dropout=0.4, seed=SEED),
     "multihead": Case(lambda: nn.MultiheadAttention(CHANNELS, HEADS, dropout=0.3), multihead),
     "values of more channels": Case(lambda: nn.Linear(CHANNELS, CHANNELS), wide_values),
 }
@@ -225,10 +232,16 @@ MODULES = {
     ),
 }
 CASES = OPERATORS | MODULES
-GATHERS = {"dense, one head": {"fastgraph::dense_attention": 1}}
+ORDER = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(2))
+GATHERS = {"dense, one head, types": {"fastgraph::dense_attention": 1}}
 BOTH_STATS = "probe, uneven, heads"  # those by heads and those by rows meet
 # One of each kind: along edges, of all pairs, and in turns with tokens.
-IN_ALL_LAYOUTS = {"a seed, numbered groups", "dense, a seed", "dense and sparse"}
+IN_ALL_LAYOUTS = {
+    "a seed, numbered groups",
+    "dense, a seed",
+    "dense, a seed, one head",
+    "dense and sparse",
+}
 KEYS = [
     f"{name}, {layout}, {mode}"
     for name, layout, mode in itertools.product(CASES, PARTITIONS, BY_NAME)
@@ -266,15 +279,40 @@ def compared(case: Case, shard: Callable[[Data], Data]) -> Found:
     return Found(error, dict(fgd.COUNTS.gathers))
 
 
-def on_this_rank() -> tuple[dict[str, Found], list[int]]:
+def types_of_this_rank() -> list[int]:
+    """The pairs whose types a rank keeps of a dense turn, and all pairs."""
+    data = fgd.shard(graphs(), method="even")
+    layer = DualInterleavedAttention(CHANNELS, HEADS, type_bias=True, hops=2)
+    pattern = layer.pattern(data.edge_index, NUM_NODES, data.batch)
+    layer(data.x, pattern)
+    return [*map(len, pattern._pair_types.values()), pattern.pairs]
+
+
+def sent_for_a_token() -> int:
+    """The bytes that a rank sends in a sparse turn of a ring with a token, by halo."""
+    node = torch.arange(NUM_NODES)
+    ring = torch.stack([torch.cat([node, node.roll(1)]), torch.cat([node.roll(1), node])])
+    data = fgd.shard(Data(torch.randn(NUM_NODES, CHANNELS), ring), method="even", mode="halo")
+    layer = DualInterleavedAttention(CHANNELS, HEADS, schedule=Schedule("layer", None))
+    token = torch.zeros(1, CHANNELS)
+    for _ in range(2):  # plans are made in the first
+        fgd.COUNTS.reset()
+        layer(data.x, data.edge_index, token=token)
+    assert fgd.COUNTS.attention["parts (few rows)"] == 1
+    return sum(fgd.COUNTS.sent.values())
+
+
+def on_this_rank() -> tuple[dict[str, Found], list[int], list[int]]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
     found = {}
     for key in KEYS:
         name, layout, mode = key.rsplit(", ", 2)
         parts = PARTITIONS[layout](WORLD.size)
-        found[key] = compared(CASES[name], lambda data: fgd.shard(data, parts=parts, mode=mode))  # noqa: B023
-    return found, clusters_of_ranks()
+        order = ORDER if layout == "uneven" else None
+        shard = partial(fgd.shard, parts=parts, mode=mode, order=order)
+        found[key] = compared(CASES[name], shard)
+    return found, [*types_of_this_rank(), sent_for_a_token()], clusters_of_ranks()
 
 
 def clusters_of_ranks() -> list[int]:
@@ -287,30 +325,51 @@ def clusters_of_ranks() -> list[int]:
     pattern = dual_pattern(data.edge_index, NUM_NODES)
     Reformation().entries(pattern, 16)
     made = pattern.reformed["clusters", ("cache", 16)]
-    reordering.partition = lambda _, nodes, parts: torch.arange(nodes) % (WORLD.rank + 2)  # type: ignore[assignment]
+    partition.partition = lambda _, nodes, parts: torch.arange(nodes) % (WORLD.rank + 2)  # type: ignore[assignment]
     order = fgd.whole(ClusterOrder(3)(data)[ORIGINAL])
     return [len(made.offsets) - 1, *made.cluster.tolist(), *order.tolist()]
 
 
 @pytest.fixture(scope="module")
-def found(world_size: int, once_on_ranks: Any) -> list[tuple[dict[str, Found], list[int]]]:
-    results: list[tuple[dict[str, Found], list[int]]] = once_on_ranks(on_this_rank, world_size)
+def found(
+    world_size: int, once_on_ranks: Any
+) -> list[tuple[dict[str, Found], list[int], list[int]]]:
+    results: list[tuple[dict[str, Found], list[int], list[int]]] = once_on_ranks(
+        on_this_rank, world_size
+    )
     return results
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_ranks_have_what_one_process_has(
-    found: list[tuple[dict[str, Found], list[int]]], key: str
+    found: list[tuple[dict[str, Found], list[int], list[int]]], key: str
 ) -> None:
-    for rank, (of_rank, _) in enumerate(found):
+    for rank, (of_rank, _, _) in enumerate(found):
         assert not of_rank[key].error, f"rank {rank}: {of_rank[key].error}"
         assert of_rank[key].gathers == GATHERS.get(key.rsplit(", ", 2)[0], {}) or key == BOTH_STATS
 
 
-def test_clusters_are_those_of_the_first_rank(
-    found: list[tuple[dict[str, Found], list[int]]],
+def test_a_rank_has_the_types_of_its_pairs(
+    found: list[tuple[dict[str, Found], list[int], list[int]]],
 ) -> None:
-    clusters_of_first, *others = (of_rank for _, of_rank in found)
+    kept = [of_rank[:-2] for _, of_rank, _ in found]
+    pairs = {of_rank[-2] for _, of_rank, _ in found}
+    assert pairs == {sum(map(sum, kept))}
+    assert max(map(sum, kept)) - min(map(sum, kept)) <= 2 * max(SIZES)  # the cuts are between rows
+
+
+def test_a_token_takes_no_rows_of_nodes(
+    found: list[tuple[dict[str, Found], list[int], list[int]]],
+) -> None:
+    """They would be keys and values, of CHANNELS float64 each."""
+    most = max(of_rank[-1] for _, of_rank, _ in found)
+    assert most < NUM_NODES // len(found) * 2 * CHANNELS * 8 // 2
+
+
+def test_clusters_are_those_of_the_first_rank(
+    found: list[tuple[dict[str, Found], list[int], list[int]]],
+) -> None:
+    clusters_of_first, *others = (of_rank for _, _, of_rank in found)
     assert clusters_of_first[0] == 3  # of 60 nodes, of which 25 fit
     assert clusters_of_first[-30:] == list(range(1, 60, 2))
     assert others == [clusters_of_first] * (len(found) - 1)

@@ -14,7 +14,7 @@ import fastgraph.dist as fgd
 from tests import forks
 from tests.dist import probes
 from tests.dist.comparing import deviation
-from tests.dist.graphs import graph, one_has_a_single_node, one_is_empty, uneven
+from tests.dist.graphs import NUM_NODES, graph, one_has_a_single_node, one_is_empty, uneven
 
 # Sums are taken in another order; values are of order 1 to 1e3.
 TOLERANCE = 1e-12
@@ -32,13 +32,18 @@ OF_GROUPS = tuple(
 )
 
 
+ORDER = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(2))
+
+
 def compare_on_this_rank(
-    names: Collection[str] = tuple(probes.PROBES), layout: Callable[[int], Tensor] = uneven
+    names: Collection[str],
+    layout: Callable[[int], Tensor] = uneven,
+    order: Tensor | None = None,
 ) -> dict[str, Found]:
     torch.set_default_dtype(torch.float64)
     probes.m.make()
     plain = graph()
-    sharded = fgd.shard(graph(), parts=layout(fgd.init().size))
+    sharded = fgd.shard(graph(), parts=layout(fgd.init().size), order=order)
     found = {}
     for name in names:
         probe = probes.PROBES[name]
@@ -81,12 +86,17 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
 def found(
     world_size: int, once_on_ranks: Any, request: pytest.FixtureRequest
 ) -> list[dict[str, Found]]:
-    """The outcomes of the probes that were chosen, as by ``-k``, on each rank."""
+    """The outcomes of the probes that were chosen, as by ``-k``, on each rank.
+
+    Rows of a rank are in an order of their own, unlike in other modules.
+    """
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
     parameters = [test.callspec.params for test in tests if test.module is request.module]
     chosen = {given["name"] for given in parameters if "name" in given}
     names = tuple(name for name in probes.PROBES if name in chosen)
-    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size, names)
+    found: list[dict[str, Found]] = once_on_ranks(
+        compare_on_this_rank, world_size, names, uneven, ORDER
+    )
     return found
 
 

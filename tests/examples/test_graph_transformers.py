@@ -62,6 +62,42 @@ def test_they_train(script: str, size: list[str], tmp_path: Path) -> None:
     assert losses(script, *words, "--checkpoint", cwd=tmp_path) == found
 
 
+WITHOUT_TRAINING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.argv[:3] = [sys.argv[1] + "/" + sys.argv[2]]
+__file__ = sys.argv[0]
+import training
+generated = training.generated
+def without_training(nodes):
+    data, classes = generated(nodes)
+    data.train_mask[:] = False
+    return data, classes
+training.generated = without_training
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "error"),
+    [
+        ("nodes.py", ["--nodes", "3"], "--nodes: expected at least 4, one of each class, got 3"),
+        ("sequences.py", ["--nodes", "8", "--clusters", "9"], "--clusters: expected at most 8"),
+        ("graphs.py", ["--graphs", "1"], "--graphs: expected at least 2"),
+    ],
+)
+def test_too_few_are_errors(script: str, words: list[str], error: str, tmp_path: Path) -> None:
+    done = forks.python(str(FOLDER / script), *words, cwd=tmp_path)
+    assert done.returncode and error in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", ["nodes.py", "sequences.py"])
+def test_a_graph_without_nodes_to_train_on_is_an_error(script: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WITHOUT_TRAINING)
+    done = forks.python("script.py", str(FOLDER), script, "--nodes", "80", cwd=tmp_path)
+    assert done.returncode and "train_mask: expected some of 80 nodes, got none" in done.stderr
+
+
 def test_sequences_lose_the_edges_between_them(tmp_path: Path) -> None:
     words = ["--nodes", "240", "--clusters", "4", "--epochs", "1", "--together"]
     some, all_of_them = (

@@ -40,7 +40,8 @@ class DenseAttention:
         if draw.flag():
             bias = pair_type = None
         seed, first_head = draw.number(-(2**63), 2**63 - 1), draw.one_of(0, 5)
-        options = (0.25, draw.one_of(0.0, 0.3, 1.0), seed, first_head)
+        first_pair = draw.one_of(0, 7, 2**32 - 9)
+        options = (0.25, draw.one_of(0.0, 0.3, 1.0), seed, first_head, first_pair)
         topology = (ptr, key_ptr, pair_type)
         wide_bias = None if bias is None else bias.double()
         wide = (query.double(), key.double(), value.double(), wide_bias)
@@ -49,7 +50,9 @@ class DenseAttention:
         self.given: dict[str, Any] = {
             **{"query": query, "key": key, "value": value, "bias": bias},
             **dict(zip(("ptr", "key_ptr", "pair_type"), topology, strict=True)),
-            **dict(zip(("scale", "dropout", "seed", "first_head"), options, strict=True)),
+            **dict(
+                zip(("scale", "dropout", "seed", "first_head", "first_pair"), options, strict=True)
+            ),
             "out": torch.full_like(query, 77.0),
             "stats": torch.full((*query.shape[:2], 2), 77.0, dtype=accumulator(dtype)),
         }

@@ -136,7 +136,7 @@ def dense_calls() -> dict[str, dict[str, Any]]:
     of_pairs = {"bias": torch.randn(5, HEADS), **offsets}
     of_pairs["pair_type"] = torch.tensor([0, 1, 2, 3, 4, 0], dtype=torch.uint8)
     given = {"query": query, "key": key, "value": key.clone(), **of_pairs}
-    given |= {"scale": 0.5, "dropout": 0.5, "seed": 7, "first_head": 1}
+    given |= {"scale": 0.5, "dropout": 0.5, "seed": 7, "first_head": 1, "first_pair": 5}
     given |= {"out": query.clone(), "stats": torch.randn(4, HEADS, 2)}
     gradients = {
         "grad": query.clone(),

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import subprocess
 from collections import Counter
 from typing import Any
 
@@ -479,6 +480,27 @@ def test_probes_see_what_sparse_turns_compute() -> None:
     ]
     assert probes[0] == probes[1]
     assert probes[2].mass != pytest.approx(probes[0].mass, rel=1e-3)
+
+
+def test_a_batch_is_clustered_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer to start than small graphs take; each has the clusters that it has alone."""
+    sizes, index = [7, 1, 12, 9], []
+    for number, size in enumerate(sizes):
+        ring = torch.arange(size) + sum(sizes[:number])
+        index.append(torch.stack([ring, ring.roll(1)]))
+    batch = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    pattern = dual_pattern(torch.cat(index, 1), sum(sizes), batch)
+    counts, started = [2, 1, 3, 3], []
+    alone = [
+        clusters_by_metis(dual_pattern(own - own.min(), size), [count]).cluster
+        for own, size, count in zip(index, sizes, counts, strict=True)
+    ]
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(1) or run(*a, **k))
+    found = clusters_by_metis(pattern, counts).cluster
+    assert len(started) == 1
+    before = [0, 2, 3, 6]
+    assert torch.equal(found, torch.cat([a + b for a, b in zip(alone, before, strict=True)]))
 
 
 def test_clusters_by_metis() -> None:

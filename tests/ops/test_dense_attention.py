@@ -252,8 +252,8 @@ def test_opcheck_and_compile() -> None:
     ptr = offsets([4, 5])
     inputs = [torch.randn(9, 2, 3, requires_grad=True) for _ in range(3)]
     operator = torch.ops.fastgraph.dense_attention.default
-    torch.library.opcheck(operator, (*inputs, None, ptr, None, None, SEED, 0.5, 0.3, 4))
-    torch.library.opcheck(operator, (*inputs, None, ptr, ptr.int(), None, None, 0.5, 0.0, 0))
+    torch.library.opcheck(operator, (*inputs, None, ptr, None, None, SEED, 0.5, 0.3, 4, 6))
+    torch.library.opcheck(operator, (*inputs, None, ptr, ptr.int(), None, None, 0.5, 0.0, 0, 0))
 
     def step(*inputs: Tensor) -> Tensor:
         return ops.dense_attention(*inputs, ptr)[0].relu()
@@ -276,11 +276,31 @@ def test_heads_alone_are_dropped_as_among_all(backend: str) -> None:
 
     def own(first: int, last: int) -> list[Tensor]:
         leaves = [x.detach()[:, first:last].requires_grad_() for x in (*inputs, table)]
-        out, stats = DENSE_ATTENTION(*leaves, *given, first)
+        out, stats = DENSE_ATTENTION(*leaves, *given, first, 0)
         return [out, stats, *torch.autograd.grad(out.sin().sum(), leaves)]
 
     for every, left, right in zip(own(0, 5), own(0, 2), own(2, 5), strict=True):
         torch.testing.assert_close(torch.cat([left, right], 1), every)
+
+
+@pytest.mark.parametrize("before", [0, 2**32 - 100])
+def test_rows_alone_are_dropped_as_among_all(backend: str, before: int) -> None:
+    """Whoever has some of the queries numbers their pairs as they are among all."""
+    sizes, head = torch.tensor([4, 60]), 5
+    ptr, query, key, value = offsets([4, 60]), *(features(64, 3, 3) for _ in range(3))
+
+    def own(queries: list[int], graphs: slice, first_pair: int) -> Tensor:
+        rows, keys = (
+            slice(queries[0], queries[-1]),
+            slice(*ptr[[graphs.start, graphs.stop]].tolist()),
+        )
+        of_keys = offsets(sizes[graphs].tolist())
+        given = torch.tensor(queries) - queries[0], of_keys, None, SEED, 0.5, 0.4, head
+        return DENSE_ATTENTION(query[rows], key[keys], value[keys], None, *given, first_pair)[0]
+
+    every = own([0, 4, 64], slice(0, 2), before)
+    parts = own([0, 4, 21], slice(0, 2), before), own([21, 64], slice(1, 2), before + 16 + 17 * 60)
+    torch.testing.assert_close(torch.cat(parts), every)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -568,9 +588,9 @@ def test_opcheck_and_compile_with_a_bias() -> None:
     table, own = (torch.randn(rows, 2, requires_grad=True) for rows in (3, 41))
     types = torch.randint(0, 3, (41,)).to(torch.int16)
     operator = torch.ops.fastgraph.dense_attention.default
-    torch.library.opcheck(operator, (*inputs, table, ptr, None, types, SEED, 0.5, 0.3, 0))
-    torch.library.opcheck(operator, (*inputs, own, ptr, None, None, None, 0.5, 0.0, 0))
-    torch.library.opcheck(operator, (*inputs, own.detach(), ptr, None, None, None, 0.5, 0.0, 0))
+    torch.library.opcheck(operator, (*inputs, table, ptr, None, types, SEED, 0.5, 0.3, 0, 0))
+    torch.library.opcheck(operator, (*inputs, own, ptr, None, None, None, 0.5, 0.0, 0, 0))
+    torch.library.opcheck(operator, (*inputs, own.detach(), ptr, None, None, None, 0.5, 0.0, 0, 0))
 
     def step(*inputs: Tensor) -> Tensor:
         *inputs, table = inputs

@@ -274,7 +274,7 @@ struct DenseAttentionArguments {
   const OptionalTensor& bias;
   const Tensor &ptr, &key_ptr;
   const OptionalTensor& pair_type;
-  int64_t first_head;
+  int64_t first_head, first_pair;
 
   template <typename T>
   DenseAttentionInputs<T> checked_for() const {
@@ -290,7 +290,8 @@ struct DenseAttentionArguments {
                                checked_offsets(key_ptr, keys, "key_ptr", "key"),
                                ptr.size(0) - 1,
                                {},
-                               first_head};
+                               first_head,
+                               first_pair};
     int64_t pairs = 0;
     for (int64_t g = 0; g < in.graphs; ++g) {
       pairs += (in.ptr[g + 1] - in.ptr[g]) * (in.key_ptr[g + 1] - in.key_ptr[g]);
@@ -302,9 +303,10 @@ struct DenseAttentionArguments {
 
 void bind_dense_attention(Tensor query, Tensor key, Tensor value, OptionalTensor bias, Tensor ptr,
                           Tensor key_ptr, OptionalTensor pair_type, double scale, double dropout,
-                          int64_t seed, int64_t first_head, Tensor out, Tensor stats) {
-  const DenseAttentionArguments arguments{query, key,     value,     bias,
-                                          ptr,   key_ptr, pair_type, first_head};
+                          int64_t seed, int64_t first_head, int64_t first_pair, Tensor out,
+                          Tensor stats) {
+  const DenseAttentionArguments arguments{query,   key,       value,      bias,      ptr,
+                                          key_ptr, pair_type, first_head, first_pair};
   dispatch_features(query, "query", [&](auto type) {
     using T = decltype(type);
     const auto in = arguments.checked_for<T>();
@@ -318,11 +320,11 @@ void bind_dense_attention(Tensor query, Tensor key, Tensor value, OptionalTensor
 void bind_dense_attention_backward(Tensor query, Tensor key, Tensor value, OptionalTensor bias,
                                    Tensor ptr, Tensor key_ptr, OptionalTensor pair_type,
                                    double scale, double dropout, int64_t seed, int64_t first_head,
-                                   Tensor out, Tensor stats, Tensor grad,
+                                   int64_t first_pair, Tensor out, Tensor stats, Tensor grad,
                                    OptionalTensor grad_logsum, Tensor grad_query, Tensor grad_key,
                                    Tensor grad_value, OptionalTensor grad_bias) {
-  const DenseAttentionArguments arguments{query, key,     value,     bias,
-                                          ptr,   key_ptr, pair_type, first_head};
+  const DenseAttentionArguments arguments{query,   key,       value,      bias,      ptr,
+                                          key_ptr, pair_type, first_head, first_pair};
   check_gradient_of(bias, grad_bias, "grad_bias", "bias");
   dispatch_features(query, "query", [&](auto type) {
     using T = decltype(type);

@@ -109,9 +109,10 @@ class Kept {
  public:
   static constexpr int N = kLanes<A>;
 
-  Kept(const Dropout& dropout, int64_t first_head)
+  Kept(const Dropout& dropout, int64_t first_head, int64_t first_pair)
       : seed_(dropout.seed),
         first_head_(first_head),
+        first_pair_(first_pair),
         factors_(dropout.rate),
         drops_(dropout.rate > 0) {}
 
@@ -125,9 +126,10 @@ class Kept {
     const int64_t own = first_head_ + head;
 #pragma GCC unroll 2
     for (int first = 0; first < N; first += kHalf) {
-      const W number = lane_numbers<uint64_t, kHalf>() + static_cast<uint64_t>(pair + first);
+      const int64_t number = first_pair_ + pair + first;
+      const W numbers = lane_numbers<uint64_t, kHalf>() + static_cast<uint64_t>(number);
       const W four = splat<uint64_t, kHalf>(static_cast<uint64_t>(own / 4));
-      W words[4] = {number, four, number >> 32, W{}};
+      W words[4] = {numbers, four, numbers >> 32, W{}};
       philox_blocks<kHalf>(seed_, words);
       const auto chosen = __builtin_convertvector(words[own % 4], Vector<uint32_t, kHalf>);
       store_raw<kHalf>(bits + first, chosen);
@@ -138,6 +140,7 @@ class Kept {
  private:
   uint64_t seed_;
   int64_t first_head_;
+  int64_t first_pair_;
   KeptFactors<A> factors_;
   bool drops_;
 };
@@ -498,8 +501,8 @@ void dense_attention(const DenseAttentionInputs<T>& in, double scale, Dropout dr
   };
   const Plan plan = plan_of(in, kLeastPairs, cut);
   const PairBias<T> bias(in.bias, plan.pairs);
-  const Forward<T> pass{in,  static_cast<A>(scale), Kept<A>(dropout, in.first_head), out, stats,
-                        bias};
+  const Forward<T> pass{
+      in, static_cast<A>(scale), Kept<A>(dropout, in.first_head, in.first_pair), out, stats, bias};
   run_plan<A>(plan, 2 * in.query.heads * in.query.width, pass);
 }
 
@@ -530,7 +533,7 @@ void dense_attention_backward(const DenseAttentionInputs<T>& in, double scale, D
   const PairBias<T> bias(in.bias, plan.pairs);
   const Backward<T> pass{in,
                          static_cast<A>(scale),
-                         Kept<A>(dropout, in.first_head),
+                         Kept<A>(dropout, in.first_head, in.first_pair),
                          out,
                          given,
                          grad_query,

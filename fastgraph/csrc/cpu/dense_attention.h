@@ -20,7 +20,8 @@ struct DenseAttentionInputs {
   const int64_t* key_ptr;
   int64_t graphs;
   ScoreBias<T> bias;   // of pairs, or no data
-  int64_t first_head;  // the number of the first head, for dropout
+  int64_t first_head;  // the numbers of the first head and pair, for dropout
+  int64_t first_pair;
 };
 
 // out[i][h] = the sum over all keys j of query i's graph of keep * softmax(score) * value[j][h],

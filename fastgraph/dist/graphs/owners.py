@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fastgraph.dist.graphs.partition import check_weights, partition
+from fastgraph.dist.graphs.partition import check_weights, cluster_order, partition
 from fastgraph.dist.operators.modes import BY_NAME, HALO
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import on_host
+from fastgraph.layers.arguments import check_kinds
 
 
 def agreed_parts(
@@ -44,6 +45,41 @@ def agreed_parts(
         )
     _check_parts(parts, sum(sizes))
     return on_host(parts)
+
+
+def agreed_order(
+    order: str | Tensor | None, edges: Callable[[], Tensor], sizes: Sequence[int]
+) -> Tensor | None:
+    """The order of the local rows of nodes, a permutation of all, the same on all ranks.
+
+    Args:
+        order: see :func:`fastgraph.dist.shard`.
+        edges: gives the edges, int64 ``[2, E]``.
+        sizes: the numbers of nodes of all types, of which there must be one.
+
+    Raises:
+        ValueError: an argument that cannot be used.
+    """
+    if order is None:
+        return None
+    if len(sizes) != 1:
+        raise ValueError(f"order must be None for {len(sizes)} types of nodes, got {order!r}")
+    (n,) = sizes
+    if isinstance(order, str):
+        if order != "cluster":
+            raise ValueError(f"order must be 'cluster', a permutation or None, got {order!r}")
+        edge_index = edges()
+        errors = (ValueError, ModuleNotFoundError, RuntimeError)
+        # METIS may give others something else.
+        return on_host(on_first_rank(lambda: cluster_order(edge_index, n), errors))
+    check_kinds(Tensor, order=order)
+    if order.dtype != torch.int64 or order.shape != (n,):
+        raise ValueError(
+            f"order must be int64 [{n}], got {order.dtype} of shape {list(order.shape)}"
+        )
+    if not torch.equal(on_host(order).sort().values, torch.arange(n)):
+        raise ValueError(f"order must be a permutation of {n} nodes, got other numbers")
+    return on_host(order).clone()
 
 
 def _check_parts(parts: Tensor, n: int) -> None:

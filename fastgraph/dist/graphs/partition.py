@@ -10,11 +10,15 @@ from torch import Tensor
 
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.layers.arguments import check_integers, check_kinds
+from fastgraph.sampling.clusters import Cut, parts_by_metis
 from fastgraph.sampling.clusters import PartitionError as PartitionError
-from fastgraph.sampling.clusters import parts_by_metis
 from fastgraph.sampling.clusters import symmetric as symmetric
 
 METHODS = ("metis", "even")
+
+NODES_OF_A_CLUSTER = 256
+"""By default. Queries, keys and values of one cluster, of a kilobyte each, then fit into the cache
+of one core, of a megabyte."""
 
 _MOST = torch.iinfo(torch.int32).max
 """Of entries and of work: METIS, as pymetis has it, counts by 32 bits."""
@@ -76,6 +80,22 @@ def partition(
     return _by_metis(edge_index, num_nodes, work, shares)
 
 
+def cluster_order(edge_index: Tensor, num_nodes: int, num_clusters: int | None = None) -> Tensor:
+    """The nodes cluster by cluster, a permutation, by a :func:`partition` of METIS.
+
+    Args:
+        edge_index: int64 ``[2, E]``.
+        num_nodes: the number of nodes.
+        num_clusters: default: one for each 256 nodes.
+
+    Raises:
+        ModuleNotFoundError: ``pymetis`` is not installed.
+        PartitionError: METIS failed, or counts no further than the edges of the graph.
+    """
+    wanted = num_clusters or max(num_nodes // NODES_OF_A_CLUSTER, 1)
+    return partition(edge_index, num_nodes, wanted).argsort(stable=True)
+
+
 def check_weights(weights: Sequence[float] | None, num_parts: int) -> Tensor:
     """Shares of parts that add up to 1, float64 ``[num_parts]``.
 
@@ -120,4 +140,4 @@ def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) 
             f"METIS counts to {_MOST:,}, got {len(neighbours):,} entries of a symmetric graph and "
             f"{int(work.sum()):,} units of work: choose the method 'even'"
         )
-    return parts_by_metis(starts, neighbours, shares, weights=work, recursive=True)
+    return parts_by_metis([Cut(starts, neighbours, shares, work)], recursive=True)[0]

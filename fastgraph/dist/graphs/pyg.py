@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs import dgl, pyg_functions
-from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
+from fastgraph.dist.graphs.owners import agreed_order, agreed_parts, owner_of_edges
 from fastgraph.dist.graphs.protocols import EdgeStore, PygGraph, PygStore, TypeOfNodes
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.mesh import Mesh
@@ -36,6 +37,7 @@ def shard(
     parts: Tensor | None = None,
     mode: str = "auto",
     mesh: Mesh | None = None,
+    order: str | Tensor | None = None,
     is_tied: bool = False,
 ) -> Graph:
     """:func:`fastgraph.dist.shard`, with numbers as shares or none.
@@ -53,6 +55,8 @@ def shard(
     if dgl.is_dgl_graph(data):
         from fastgraph.dist.graphs.dgl import graphs as of_dgl
 
+        if order is not None:
+            raise ValueError(f"order must be None for a DGLGraph, got {order!r}")
         return of_dgl.shard(
             data,
             weights=weights,
@@ -64,8 +68,10 @@ def shard(
         )
     check_can_be_sharded(data)
     sizes = num_nodes(data)
-    parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
-    return _sharded(data, list(parts.split(sizes)), mode, mesh, is_tied)
+    edges = functools.partial(joint_edges, data, sizes)
+    parts = agreed_parts(edges, sizes, weights, method, parts)
+    order = agreed_order(order, edges, sizes)
+    return _sharded(data, list(parts.split(sizes)), mode, mesh, is_tied, order)
 
 
 def shard_as_known(
@@ -176,13 +182,18 @@ def _ends(store: EdgeStore) -> Tensor | None:
 
 
 def _sharded(
-    data: Graph, parts: list[Tensor], mode: str, mesh: Mesh | None, is_tied: bool
+    data: Graph,
+    parts: list[Tensor],
+    mode: str,
+    mesh: Mesh | None,
+    is_tied: bool,
+    order: Tensor | None,
 ) -> Graph:
     out = copy.copy(data)
     owners: dict[TypeOfNodes, Tensor] = {}
     for store, owner in zip(out.node_stores, parts, strict=True):
         owners[store._key] = owner
-        rows = layout_of(owner, mode, mesh)
+        rows = layout_of(owner, mode, mesh, order)
         know(rows)
         _shard_store(store, store.is_node_attr, rows, is_tied)
     for store in out.edge_stores:

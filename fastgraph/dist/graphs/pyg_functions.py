@@ -66,11 +66,13 @@ class _Groups(NamedTuple):
         rows: the layout of that.
         place: int64, the local group of each local row.
         most: of rows in a group, on any rank.
+        order: int64, the local rows group by group, if they are in another order.
     """
 
     rows: Layout
     place: Tensor
     most: int
+    order: Tensor | None
 
 
 def _groups(index: object, num_groups: int | None, rows: Layout) -> _Groups | None:
@@ -95,7 +97,9 @@ def _groups(index: object, num_groups: int | None, rows: Layout) -> _Groups | No
             return None
         of_rank = torch.bincount(found.place, minlength=1).amax()
         place = on(found.place, index.local.device)
-        return _Groups(layout, place, int(transport.table_of(of_rank.view(1)).amax()))
+        is_in_order = not bool((found.place.diff() < 0).any())
+        order = None if is_in_order else on(found.place.argsort(stable=True), place.device)
+        return _Groups(layout, place, int(transport.table_of(of_rank.view(1)).amax()), order)
 
     return index.cached(("groups", layout), make)
 
@@ -155,9 +159,12 @@ def _to_dense_batch(upstream: Callable[..., Pair]) -> Callable[..., Pair]:
                 return upstream(x)
             groups = _groups(batch, batch_size, x.rows)
             if groups is not None:
-                rows, place, most = groups
+                rows, place, most, order = groups
                 most = most if max_num_nodes is None else max_num_nodes
-                out, mask = upstream(x.local, place, fill_value, most, rows.mine)
+                local = x.local
+                if order is not None:
+                    local, place = local.index_select(0, order), place[order]
+                out, mask = upstream(local, place, fill_value, most, rows.mine)
                 return ShardedTensor(out, rows, 0), ShardedTensor(mask, rows, 0)
         return upstream(x, batch, fill_value, max_num_nodes, batch_size)
 
@@ -189,7 +196,7 @@ def _quantiles(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
             groups = _groups(index, dim_size, x.rows)
         if groups is None or not is_sharded(x):
             return upstream(self, x, index, ptr, dim_size, dim)
-        rows, place, _ = groups
+        rows, place, *_ = groups
         # Upstream needs rows before a group without any, and a rank may have none: another group of
         # two rows comes first.
         shape = [2 if i == axis else size for i, size in enumerate(x.shape)]

@@ -151,12 +151,27 @@ def dropped(
     first, own = 0, every
     if heads is not None:
         first, own = sum(heads.counts[: WORLD.rank]), heads.mine
+    numbers = on(position, like.device)
+    return factors_by_number(like.new_empty(0, own), call.dropout, call.seed, numbers, first)
+
+
+def factors_by_number(
+    like: Tensor, dropout: float, seed: Tensor | None, numbers: Tensor, first_head: int = 0
+) -> Tensor:
+    """The dropout factors that an operator has for some edges, ``[edges, heads]``.
+
+    Args:
+        like: ``[any, heads]``, of the dtype and on the device that factors are to have.
+        dropout: of weights.
+        seed: of the operator.
+        numbers: int64 ``[edges]``, those of edges on one process.
+        first_head: the number of the first head.
+    """
+    heads, key = like.shape[1], seed_number(seed)
     # Block by block, whose words of 64 bits fit into caches.
     blocks = [
-        dropout_factors(
-            like.new_empty(len(numbers), own), call.dropout, seed_number(call.seed), numbers, first
-        )
-        for numbers in on(position, like.device).split(_EDGES_OF_BLOCK)
+        dropout_factors(like.new_empty(len(some), heads), dropout, key, some, first_head)
+        for some in numbers.split(_EDGES_OF_BLOCK)
     ]
     return torch.cat(blocks)
 

@@ -1,5 +1,8 @@
 """Attention of all nodes to all nodes: each rank computes some heads, whatever the mode.
 
+Where there are fewer heads than ranks, it computes some rows
+(:mod:`fastgraph.dist.operators.dense_rows`).
+
 There is no halo to exchange, as every node needs all others. torch's own operator, or that of
 graphs in a row, does the heads of a rank: the former on keys and values in the order of ranks, as a
 sum over all nodes has no order.
@@ -14,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.dist.operators.dense_rows import by_rows, is_by_rows
 from fastgraph.dist.operators.heads.exchange import layout_of_heads, to_heads, to_rows
 from fastgraph.dist.operators.heads.graph import inverse
 from fastgraph.dist.ranks.counts import COUNTS
@@ -149,6 +153,7 @@ def of_graphs(
     scale: float,
     dropout: float,
     first_head: int,
+    first_pair: int,
 ) -> tuple[Tensor, Tensor]:
     """:func:`fastgraph.ops.dense_attention`: graphs may lie across ranks, which share heads.
 
@@ -159,7 +164,7 @@ def of_graphs(
     """
     if dropout > 0 and seed is None:  # which sharded tensors draw themselves
         seed = drawn_seed(dropout)
-    given = bias, ptr, key_ptr, pair_type, seed, scale, dropout, first_head
+    given = bias, ptr, key_ptr, pair_type, seed, scale, dropout, first_head, first_pair
     try:
         return _of_graphs(query, key, value, *given)
     except NoRuleError:  # on the whole, for which a seed is needed
@@ -170,14 +175,15 @@ def of_graphs(
 def _of_graphs(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, ptr: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor]:
-    key_ptr, pair_type, *options, first_head = given
-    if not (is_sharded(query) and is_sharded(key) and is_sharded(value)):
-        raise NoRuleError
-    if any(x.axis != 0 or x.dim() != 3 for x in (query, key, value)) or is_sharded(ptr):
+    key_ptr, pair_type, *options, first_head, first_pair = given
+    if not (is_by_rows(query) and is_by_rows(key) and is_by_rows(value)) or is_sharded(ptr):
         raise NoRuleError
     for name, tensor in (("bias", bias), ("pair_type", pair_type)):
         if is_sharded(tensor):
             raise ValueError(f"{name} must be a plain tensor in dense_attention, got a sharded one")
+    if query.shape[1] < WORLD.size and bias is None:
+        options += [first_head, first_pair]
+        return by_rows(query, key, value, ptr, key_ptr, None, None, *options)
     _check_heads(query.shape[1])
     targets, rows = query.rows, key.rows
     heads = layout_of_heads(query.shape[1])
@@ -187,7 +193,7 @@ def _of_graphs(
         bias = enter(bias).index_select(1, heads.position_on(bias.device))
     sent = to_heads(local, [targets, rows, rows], heads)
     after = bias, ptr, key_ptr, pair_type, *options
-    found = _in_order(sent, targets, rows, heads, after, first_head)
+    found = _in_order(sent, targets, rows, heads, after, first_head, first_pair)
     out, stats = (to_rows([x], [targets], heads)[0] for x in found)
     return ShardedTensor(out, targets, 0), ShardedTensor(stats, targets, 0)
 
@@ -199,6 +205,7 @@ def _in_order(
     heads: Layout,
     given: Sequence[Any],
     first_head: int = 0,
+    first_pair: int = 0,
 ) -> list[Tensor]:
     """``ops.dense_attention`` of this rank's heads, by pairs that have the numbers of one process.
 
@@ -209,10 +216,12 @@ def _in_order(
         heads: which each rank has.
         given: the arguments of the operator behind these, up to its rate of dropout.
         first_head: the number of the first head of all ranks.
+        first_pair: that of the first pair.
     """
     pairs = zip(sent, (targets, rows, rows), strict=True)
     in_order = [x.index_select(0, layout.order_on(x.device)) for x, layout in pairs]
-    found = DENSE_ATTENTION(*in_order, *given, first_head + sum(heads.counts[: WORLD.rank]))
+    first_head += sum(heads.counts[: WORLD.rank])
+    found = DENSE_ATTENTION(*in_order, *given, first_head, first_pair)
     of_ranks = _place_of(targets, sent[0].device)
     return [x.index_select(0, of_ranks) for x in found]
 

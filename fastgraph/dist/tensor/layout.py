@@ -34,12 +34,12 @@ class Held(NamedTuple):
 class Layout:
     """The owner of each position of a dimension of global length ``n``; its tensors are the host's.
 
-    Each local row has a key; keys differ between rows and ranks, and grow with local rows. The
-    global order of rows is that of their keys. So a selection of rows, whose keys are those of the
-    rows that are left, needs to know nothing but how many there are on each rank.
+    Each local row has a key; keys differ between rows and ranks. The global order of rows is that
+    of their keys, whatever that of local rows is. So a selection of rows, whose keys are those of
+    the rows that are left, needs to know nothing but how many there are on each rank.
 
     Attributes:
-        key: int64 ``[mine]``, ascending.
+        key: int64 ``[mine]``; ascending, unless :func:`layout_of` was given an order.
         bound: above all keys of all ranks.
         counts: how many rows each rank holds; zeros are fine.
         n: their sum.
@@ -283,10 +283,23 @@ def only_here() -> Iterator[None]:
         _known.update(before)
 
 
-def layout_of(owner: Tensor, mode: str = "halo", mesh: Mesh | None = None) -> Layout:
-    """The layout of rows, of each of which a rank is the owner; with a mode of operators."""
+def layout_of(
+    owner: Tensor, mode: str = "halo", mesh: Mesh | None = None, order: Tensor | None = None
+) -> Layout:
+    """The layout of rows, of each of which a rank is the owner.
+
+    Args:
+        owner: int64 ``[n]``.
+        mode: of operators among the rows.
+        mesh: of their grid.
+        order: a permutation of the rows, in whose order local ones are; default: their own.
+    """
     owner = on_host(owner)
     counts = torch.bincount(owner, minlength=WORLD.size).tolist()
-    rows = Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
+    own = (owner == WORLD.rank).nonzero().view(-1)
+    if order is not None:
+        order = on_host(order)
+        own = order[owner[order] == WORLD.rank]
+    rows = Layout(own, len(owner), counts)
     rows.mode, rows.mesh = mode, mesh
     return rows

@@ -1,0 +1,96 @@
+"""Rows of a rank in the order of clusters, of which programs see nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCNConv
+
+import fastgraph.dist as fgd
+from fastgraph.dist.graphs import partition
+
+CLUSTERS, SIZE = 12, 20
+
+
+def graph() -> tuple[Data, Tensor]:
+    """Cliques in a ring, with their nodes at random, and the clique of each node."""
+    g = torch.Generator().manual_seed(0)
+    number = torch.randperm(CLUSTERS * SIZE, generator=g).view(CLUSTERS, SIZE)
+    inner = [torch.cartesian_prod(own, own) for own in number]
+    ring = torch.stack([number[:, 0], number.roll(1, 0)[:, 1]], 1)
+    index = torch.cat([*inner, ring, ring.flip(1)]).t().contiguous()
+    cluster = torch.empty(number.numel(), dtype=torch.int64)
+    cluster[number] = torch.arange(CLUSTERS)[:, None].expand(-1, SIZE)
+    return Data(torch.randn(number.numel(), 8, generator=g), index), cluster
+
+
+def on_this_rank() -> dict[str, Any]:
+    torch.set_default_dtype(torch.float64)
+    partition.NODES_OF_A_CLUSTER = SIZE
+    data, cluster = graph()
+    data.x = data.x.double()
+    torch.manual_seed(0)
+    conv = GCNConv(8, 3)
+    changes, outs = [], []
+    for order in (None, "cluster"):
+        sharded = fgd.shard(data, order=order)
+        own = cluster[sharded.x.rows.position]
+        changes.append(int((own.diff() != 0).sum()))
+        outs.append(fgd.whole(conv(sharded.x, sharded.edge_index)).detach())
+        assert torch.equal(fgd.whole(sharded.x), data.x)
+        assert torch.equal(fgd.whole(sharded.x[5:90]), data.x[5:90])
+        assert torch.equal(fgd.whole(sharded.x[cluster == 3]), data.x[cluster == 3])
+    expected = conv(data.x, data.edge_index).detach()
+    return {
+        "changes": changes,
+        "off": max(float((out - expected).abs().max()) for out in outs),
+        "errors": [error_of(*given) for given in wrong()],
+    }
+
+
+def wrong() -> list[tuple[Any, Any]]:
+    data, _ = graph()
+    hetero = HeteroData()
+    hetero["a"].x, hetero["b"].x = torch.zeros(3, 1), torch.zeros(4, 1)
+    twice = torch.zeros(CLUSTERS * SIZE, dtype=torch.int64)
+    return [(data, "degree"), (data, twice), (data, twice[1:]), (data, 3), (hetero, "cluster")]
+
+
+def error_of(data: Any, order: Any) -> str:
+    try:
+        fgd.shard(data, order=order)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = once_on_ranks(on_this_rank, world_size)
+    return results
+
+
+def test_rows_are_cluster_by_cluster(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        before, after = of_rank["changes"]
+        assert before > 5 * after and after < CLUSTERS
+
+
+def test_programs_see_the_order_of_the_graph(found: list[dict[str, Any]]) -> None:
+    assert max(of_rank["off"] for of_rank in found) < 1e-13
+
+
+def test_a_wrong_order_is_an_error(found: list[dict[str, Any]]) -> None:
+    size = CLUSTERS * SIZE
+    for of_rank in found:
+        assert of_rank["errors"] == [
+            "order must be 'cluster', a permutation or None, got 'degree'",
+            f"order must be a permutation of {size} nodes, got other numbers",
+            f"order must be int64 [{size}], got torch.int64 of shape [{size - 1}]",
+            "order: expected a Tensor, got 3",
+            "order must be None for 2 types of nodes, got 'cluster'",
+        ]
