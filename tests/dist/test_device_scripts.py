@@ -47,12 +47,23 @@ module.load, module.add_arguments = load, lambda parser: parser.set_defaults(dat
 """
 
 
-def printed(folder: Path, world_size: int, text: str, *words: str) -> tuple[list[str], list[str]]:
-    """The output of a script in one process on the CPU, and on ranks with a device."""
+def printed(
+    folder: Path, world_size: int, text: str, *words: str, on_ranks: str | None = None
+) -> tuple[list[str], list[str]]:
+    """The output of a script in one process on the CPU, and on ranks with a device.
+
+    Args:
+        folder: in which it works.
+        world_size: the number of ranks.
+        text: the script.
+        words: its command line.
+        on_ranks: what ranks run; default: the script, whose tensors are made on the device.
+    """
     folders = folder / "plain", folder / "ranks"
-    for path, preamble in zip(folders, (IN_FLOAT64, IN_FLOAT64 + ON_DEVICE), strict=True):
+    texts = text, ON_DEVICE + text if on_ranks is None else on_ranks
+    for path, of_script in zip(folders, texts, strict=True):
         path.mkdir()
-        (path / "script.py").write_text(preamble + text)
+        (path / "script.py").write_text(IN_FLOAT64 + of_script)
     plain = forks.python("script.py", *words, cwd=folders[0])
     assert plain.returncode == 0, plain.stderr
     found = forks.launched(world_size, *LAUNCHED, "script.py", *words, cwd=folders[1])
