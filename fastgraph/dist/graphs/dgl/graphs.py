@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fastgraph.dist.graphs.dgl.index import ShardedIndex
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
-from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
+from fastgraph.dist.graphs.owners import agreed_parts, check_device, owner_of_edges
 from fastgraph.dist.graphs.protocols import DglGraph, Frame
-from fastgraph.dist.graphs.pyg import check_device
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.layout import Layout, know, known, layout_of, usual
