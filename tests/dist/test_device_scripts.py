@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests import forks
-from tests.dist import on_device
+from tests.dist import naming_device, on_device
 from tests.dist.test_scripts import LAUNCHED
 from tests.dist.test_user_scripts import FOLDER, IN_FLOAT64, SCRIPTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 ON_DEVICE = "from tests.dist import on_device; on_device.install()\n"
+
+NAMED = "from tests.dist import on_device; on_device.install(lambda author: False)\n"
+"""Before scripts that name the device themselves."""
 
 NOT_ON_STAND_IN = {
     "content_and_cites": "its labels are a LongTensor, which torch has for the CPU and CUDA alone",
@@ -104,3 +107,13 @@ def test_examples_do_so_and_have_the_host_wait_for_nothing_of_ours(
     assert len(expected) == int(EPOCHS) + 1
     assert [line for line in found if line in expected] == expected, found
     assert not [line for line in found if line.startswith(on_device.SAID)]
+
+
+def test_a_script_that_names_its_device_has_the_losses_of_one_process(
+    tmp_path: Path, world_size: int
+) -> None:
+    expected = naming_device.losses(tmp_path / "plain", "cpu", 0, IN_FLOAT64)
+    preamble = IN_FLOAT64 + NAMED
+    found = naming_device.losses(tmp_path / "ranks", "standin", world_size, preamble)
+    assert len(expected) == 3 * 12
+    assert found == pytest.approx(expected, rel=1e-8)
