@@ -37,7 +37,7 @@ OF_LIBRARY = {
     "some nodes": "nodes are given new numbers",
     "words": "they name the device",
 }
-"""What DGL's C++ library computes, on devices that it was built for."""
+"""Cases that DGL's C++ library computes, on devices that it was built for."""
 
 OF_STAND_IN = {
     "SAGEConv, lstm": "torch has fused cells for devices, and none for the CPU",
