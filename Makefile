@@ -112,7 +112,7 @@ test-scatter: scatter-of-tests ## run the tests whose outcome depends on torch_s
 # the newest: what the versions differ in is how a call says what it wants, not of which graph.
 DGL := 1.1.3 2.1.0
 newest_dgl = .venv-dgl-$(lastword $(DGL))
-left_out = $(addprefix --ignore=tests/dgl/test_,distributed.py fuzz.py user_scripts.py) -k "not (isolated or duplicates or one_edge or hub)"
+left_out = $(addprefix --ignore=tests/dgl/test_,distributed.py distributed_device.py device_scripts.py fuzz.py user_scripts.py) -k "not (isolated or duplicates or one_edge or hub)"
 of_older_dgl = $(if $(ALL),,$(if $(filter $(lastword $(DGL)),$(1)),,$(left_out)))
 
 test-dgl: install $(DGL:%=test-dgl-%) ## run the tests of DGL's routes with each supported DGL

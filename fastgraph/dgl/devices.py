@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ def beside_features(structure: Structure, features: Tensor) -> Structure:
     return copied(structure, device)
 
 
+@functools.singledispatch
 def copied(structure: Structure, device: torch.device) -> Structure:
     """The structure on a device, remembered for as long as the graph lives unchanged."""
     given = structure.num_src, structure.num_dst, device

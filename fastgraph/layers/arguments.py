@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +79,23 @@ def check_kinds(kind: type, /, *, or_none: bool = False, **given: object) -> Non
         if not isinstance(value, kind) and not (or_none and value is None):
             rest = " or None" if or_none else ""
             raise TypeError(f"{name}: expected a {kind.__name__}{rest}, got {value!r}")
+
+
+def check_functions(*, or_none: bool = False, **given: object) -> None:
+    """Raise ``TypeError`` unless all can be called."""
+    for name, value in given.items():
+        if not callable(value) and not (or_none and value is None):
+            rest = " or None" if or_none else ""
+            raise TypeError(f"{name}: expected a function{rest}, got {value!r}")
+
+
+def checked_path(**given: object) -> Path:
+    """The path of the single argument; raises ``TypeError`` unless it is a text or path-like."""
+    ((name, value),) = given.items()
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise TypeError(f"{name}: expected a path, got {value!r}")
+    return Path(path)
 
 
 def check_edges(num_nodes: int, /, **given: Any) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
+from fastgraph.layers.arguments import check_flags, check_functions, checked_path
 from fastgraph.ops.spmm import spmm
 from fastgraph.sampling.native_calls import check_tensors
 from fastgraph.tokens.byte_counts import byte_count
@@ -87,7 +88,11 @@ def write_context(
             than at the number of edges, or ``memory`` is too little.
         IndexError: an edge leads from no node.
     """
-    folder = Path(folder)
+    folder = checked_path(folder=folder)
+    check_flags(resume=resume)
+    check_functions(progress=progress, or_none=True)
+    if not isinstance(features, Tensor | np.ndarray):
+        raise TypeError(f"features must be a tensor or an array, got {type(features).__name__}")
     of_edges = isinstance(graph, Tensor | np.ndarray)
     (lists,) = as_lists(graph, "in", _num_rows(features) if of_edges else None)
     shape = _checked(lists, features, hops, dtype)
@@ -184,11 +189,9 @@ def _checked(
     """The shape of the result."""
     if dtype not in DTYPES.values():
         raise TypeError(f"dtype must be one of {sorted(DTYPES)}, got {dtype}")
-    if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
-        raise ValueError(f"hops must be an int of at least 1, got {hops!r}")
+    if isinstance(hops, bool) or not isinstance(hops, int) or not 1 <= hops < 2**31:
+        raise ValueError(f"hops must be an int of at least 1, and less than 2^31, got {hops!r}")
     num_nodes = lists.ptr.numel() - 1
-    if not isinstance(features, Tensor | np.ndarray):
-        raise TypeError(f"features must be a tensor or an array, got {type(features).__name__}")
     if isinstance(features, np.ndarray) and not features.dtype.isnative:
         raise TypeError(f"features must have this machine's byte order, got {features.dtype}")
     if isinstance(features, Tensor):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastgraph.layers.arguments import checked_path
 from fastgraph.sampling.arguments import checked_count
 from fastgraph.sampling.native_calls import check_tensors
 
@@ -173,7 +174,7 @@ def write_graph(folder: Path | str, graph: TokenGraph) -> None:
     Raises:
         FileExistsError: the folder is there.
     """
-    folder = Path(folder)
+    folder = checked_path(folder=folder)
     folder.mkdir(parents=True)
     for direction, own in (("in", graph.into), ("out", graph.out)):
         if own is not None:
@@ -193,7 +194,7 @@ def open_graph(folder: Path | str) -> TokenGraph:
         ValueError: a file is cut off, or is no ``.npy``.
         TypeError: a file has no integers.
     """
-    folder = Path(folder)
+    folder = checked_path(folder=folder)
     found: list[NeighborLists | None] = []
     for names in _FILES.values():
         there = [(folder / name).is_file() for name in names]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
+from fastgraph.layers.arguments import check_flags, checked_path
 from fastgraph.machine.pages import usable_memory
 
 FORMAT = manifest.Format("fastgraph hop features", 1)
@@ -49,7 +50,8 @@ class HopFeatures:
     def __init__(
         self, folder: Path | str, *, verify: bool = False, is_elsewhere: bool | None = None
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = checked_path(folder=folder)
+        check_flags(verify=verify)
         found = manifest.read(self.folder, FORMAT)
         content: dict[str, Any] = found.content
         names = ("num_nodes", "hops", "channels", "num_nan")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
+from fastgraph.layers.arguments import check_flags, checked_path
 from fastgraph.tokens.graph_files import map_file
 from fastgraph.tokens.journal import JOURNAL, check_identity
 from fastgraph.tokens.local_nodes import chosen_nodes
@@ -71,7 +72,8 @@ class TokenStore:
     """
 
     def __init__(self, folder: Path | str, *, verify: bool = False) -> None:
-        self.folder = Path(folder)
+        self.folder = checked_path(folder=folder)
+        check_flags(verify=verify)
         shards = [_read(path, verify) for path in shard_folders(self.folder)]
         if not shards:
             raise manifest.FileFormatError(f"{self.folder}: expected a folder of shards, got none")

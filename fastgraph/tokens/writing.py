@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
+from fastgraph.layers.arguments import check_flags, check_functions, checked_path
 from fastgraph.tokens.graph_files import NeighborLists, as_lists
 from fastgraph.tokens.journal import (
     JOURNAL,
@@ -113,7 +114,11 @@ def write_tokens(
         IndexError: see there.
     """
     manner = checked_manner(k, seed, direction, hub_cap, variant)
-    for name, value in (("shards", shards), ("shard", shard), ("block_rows", block_rows or 1)):
+    folder = checked_path(folder=folder)
+    check_flags(resume=resume)
+    check_functions(progress=progress, or_none=True)
+    of_block = 1 if block_rows is None else block_rows
+    for name, value in (("shards", shards), ("shard", shard), ("block_rows", of_block)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an int, got {value!r}")
         if value < 1:
@@ -132,8 +137,8 @@ def write_tokens(
         "num_rows": num_rows,
         "shards": shards,
     }
-    out = shard_folder(Path(folder), shard, shards)
-    for other in shard_folders(Path(folder)):
+    out = shard_folder(folder, shard, shards)
+    for other in shard_folders(folder):
         if other != out and (found := _found_identity(other)) is not None:
             check_same(other, identity, found)
     if out.exists() and not resume:

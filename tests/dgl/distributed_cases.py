@@ -433,7 +433,7 @@ def by_relation(g: Any) -> Tensor:
             "writes": dnn.SAGEConv((D, D), H * C, "pool"),
             "cites": dnn.GraphConv(D, H * C, **LONELY),
         }
-    )
+    ).to(g.device)
     x = {kind: g.nodes[kind].data["x"] for kind in g.ntypes}
     return joined(layer(g, x).values())
 

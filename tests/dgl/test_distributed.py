@@ -60,7 +60,7 @@ def layouts_of(name: str) -> tuple[tuple[str, bool], ...]:
 def outcome(case: Case, g: Any) -> list[Tensor | None]:
     """The result, then the gradients of parameters, and of features of nodes and edges."""
     torch.manual_seed(0)
-    layer = case.make().double()
+    layer = case.make().double().to(g.device)
     frames = [*(g.nodes[kind].data for kind in g.ntypes)]
     frames += [g.edges[relation].data for relation in g.canonical_etypes]
     inputs = []
@@ -72,7 +72,7 @@ def outcome(case: Case, g: Any) -> list[Tensor | None]:
     out = case.call(layer, g)
     if out.requires_grad:
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
-        (out * weight).sum().backward()
+        (out * weight.to(out.device)).sum().backward()
     return [out.detach(), *(p.grad for p in layer.parameters()), *(x.grad for x in inputs)]
 
 
@@ -231,7 +231,7 @@ REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "to a GPU": (
         lambda g: g.to(torch.device("cuda:0")),
-        "NotImplementedError: a sharded graph is on the CPU; it cannot go to gpu(0) yet",
+        "ValueError: a sharded tensor of rank ",
     ),
     "too many rows": (
         lambda g: g.ndata.update(x=torch.zeros(3)),

@@ -51,8 +51,15 @@ class MadeOnDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def install() -> None:
+def _is_not_ours(name: str) -> bool:
+    return name.partition(".")[0] not in ("fastgraph", "tests")
+
+
+def install(is_author: IsAuthor = _is_not_ours) -> None:
     """Have the rest of this script's tensors be on the device, and routed layers compute there.
+
+    Args:
+        is_author: of tensors that are made without a device.
 
     When it ends, it prints what the host has waited for in warm steps of its optimizers, though
     neither the script nor PyG has asked for it.
@@ -69,12 +76,8 @@ def install() -> None:
         return found.to(standin.DEVICE) if is_own else found
 
     torch.from_numpy = of_script
-    MadeOnDevice(_is_not_ours).__enter__()
+    MadeOnDevice(is_author).__enter__()
     _watch()
-
-
-def _is_not_ours(name: str) -> bool:
-    return name.partition(".")[0] not in ("fastgraph", "tests")
 
 
 def _author(frame: FrameType) -> str:

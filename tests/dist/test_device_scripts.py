@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import forks
-from tests.dist import on_device
+from tests.dist import naming_device, on_device
 from tests.dist.test_scripts import LAUNCHED
 from tests.dist.test_user_scripts import FOLDER, IN_FLOAT64, SCRIPTS
 
@@ -16,13 +16,19 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 ON_DEVICE = "from tests.dist import on_device; on_device.install()\n"
 
+NAMED = "from tests.dist import on_device; on_device.install(lambda author: False)\n"
+"""Before scripts that name the device themselves."""
+
 NOT_ON_STAND_IN = {
     "content_and_cites": "its labels are a LongTensor, which torch has for the CPU and CUDA alone",
     "graph_transformer": "graphs are brought into another order on the CPU",
     "node2vec": "torch has no sparse gradients for its spare device",
 }
 
-FIRST = ("autoencoder", "early_stopping", "heterogeneous", "link_prediction")
+KNOWN_EDGES = ("early_stopping", "gradient_penalty")
+"""Scripts along the same edges in each step, which have the host wait for nothing of ours."""
+
+FIRST = ("autoencoder", "heterogeneous", "link_prediction", *KNOWN_EDGES)
 
 QUIET = ("gat", "gatv2", "gcn", "sage", "transformer")
 """Examples that read nothing but losses and accuracies, along the same edges in each step."""
@@ -47,12 +53,23 @@ module.load, module.add_arguments = load, lambda parser: parser.set_defaults(dat
 """
 
 
-def printed(folder: Path, world_size: int, text: str, *words: str) -> tuple[list[str], list[str]]:
-    """The output of a script in one process on the CPU, and on ranks with a device."""
+def printed(
+    folder: Path, world_size: int, text: str, *words: str, on_ranks: str | None = None
+) -> tuple[list[str], list[str]]:
+    """The output of a script in one process on the CPU, and on ranks with a device.
+
+    Args:
+        folder: in which it works.
+        world_size: the number of ranks.
+        text: the script.
+        words: its command line.
+        on_ranks: what ranks run; default: the script, whose tensors are made on the device.
+    """
     folders = folder / "plain", folder / "ranks"
-    for path, preamble in zip(folders, (IN_FLOAT64, IN_FLOAT64 + ON_DEVICE), strict=True):
+    texts = text, ON_DEVICE + text if on_ranks is None else on_ranks
+    for path, of_script in zip(folders, texts, strict=True):
         path.mkdir()
-        (path / "script.py").write_text(preamble + text)
+        (path / "script.py").write_text(IN_FLOAT64 + of_script)
     plain = forks.python("script.py", *words, cwd=folders[0])
     assert plain.returncode == 0, plain.stderr
     found = forks.launched(world_size, *LAUNCHED, "script.py", *words, cwd=folders[1])
@@ -75,6 +92,8 @@ def test_user_scripts_print_what_they_print_on_one_process(
     expected, found = printed(tmp_path, world_size, text)
     assert expected
     assert [line for line in found if line in expected] == expected, found
+    if name in KNOWN_EDGES:
+        assert not [line for line in found if line.startswith(on_device.SAID)]
 
 
 @pytest.mark.parametrize("name", QUIET)
@@ -88,3 +107,13 @@ def test_examples_do_so_and_have_the_host_wait_for_nothing_of_ours(
     assert len(expected) == int(EPOCHS) + 1
     assert [line for line in found if line in expected] == expected, found
     assert not [line for line in found if line.startswith(on_device.SAID)]
+
+
+def test_a_script_that_names_its_device_has_the_losses_of_one_process(
+    tmp_path: Path, world_size: int
+) -> None:
+    expected = naming_device.losses(tmp_path / "plain", "cpu", 0, IN_FLOAT64)
+    preamble = IN_FLOAT64 + NAMED
+    found = naming_device.losses(tmp_path / "ranks", "standin", world_size, preamble)
+    assert len(expected) == 3 * 12
+    assert found == pytest.approx(expected, rel=1e-8)

@@ -194,3 +194,22 @@ def test_errors_of_a_rank_that_works_for_all_are_raised_by_all(
     first, second = once_on_ranks(first_on_this_rank, 2, tmp_path)
     assert first == ["ValueError: wrong", "LocalError: unsendable"]
     assert second == ["ValueError: wrong", "RuntimeError: rank 0 raised LocalError: unsendable"]
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"backend": 1}, TypeError, "backend: expected a str, got 1"),
+    ({"backend": "glo"}, ValueError, "backend: expected one of ['auto', "),
+    ({"backend": "cpu:gloo,cuda:ncl"}, ValueError, "got 'cpu:gloo,cuda:ncl'"),
+    ({"timeout": 30}, TypeError, "timeout: expected a timedelta, got 30"),
+    ({"timeout": timedelta()}, ValueError, "timeout: expected a time above 0, got "),
+    ({"check": "no"}, TypeError, "check: expected a bool, got 'no'"),
+    ({"random": []}, ValueError, "random must be one of ['rows', 'exact'], got []"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "message"), WRONG)
+def test_ranks_join_by_no_wrong_arguments(
+    given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        fgd.init(**given)

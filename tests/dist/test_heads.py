@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_geometric.data import Data
 
 import fastgraph
@@ -205,6 +206,39 @@ def penalised() -> list[str]:
     return found
 
 
+def dense_derivatives(data: Any, name: str) -> list[Tensor]:
+    """Gradients by attention of two heads to all nodes, and of a penalty on these."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(D, 2)
+    x = data.x.detach().clone().requires_grad_()
+    if name == "MultiheadAttention":
+        left_out = torch.arange(NUM_NODES) % 7 == 0
+        out, _ = layer(x, x, x.sin(), left_out, need_weights=False)
+    else:
+        projected = F.linear(x, layer.in_proj_weight)
+        q, k, v = projected.view(NUM_NODES, 3, 2, -1).permute(1, 2, 0, 3)
+        out = F.scaled_dot_product_attention(q, k, torch.cat([v, v.sin()], -1), scale=0.3)
+    inputs, loss = [x, layer.in_proj_weight], (out * out.cos()).sum()
+    once = torch.autograd.grad(loss, inputs, retain_graph=True)
+    first = torch.autograd.grad(loss, inputs, create_graph=True)
+    penalty = sum(grad.square().sum() for grad in first)
+    return [*once, *torch.autograd.grad(penalty, inputs)]
+
+
+def dense_twice() -> dict[str, str]:
+    """On three ranks one has no head, and computes as many derivatives."""
+    found = {}
+    for name in ("MultiheadAttention", "scaled_dot_product_attention"):
+        with sdpa_kernel(SDPBackend.MATH):  # torch has no second derivatives of others
+            expected = dense_derivatives(graph(), name)
+        data = shard("uneven")(graph())
+        fgd.COUNTS.reset()
+        results = [fgd.whole(x) for x in dense_derivatives(data, name)]
+        found[name] = test_fused.difference(list(expected), results)
+        found[f"{name} gathers"] = "".join(fgd.COUNTS.gathers)
+    return found
+
+
 def trained(steps: int) -> dict[str, str]:
     """Steps of gradient descent."""
     found = {}
@@ -348,6 +382,7 @@ def compare_on_this_rank(steps: int) -> dict[str, Any]:
         "layers": layers,
         "sent": sent(),
         "penalised": penalised(),
+        "dense attention": dense_twice(),
         "trained": trained(steps),
         "by rows": by_rows(),
         "planned": planned(),
@@ -388,6 +423,11 @@ def test_what_is_sent(found: list[dict[str, Any]]) -> None:
 
 def test_gradients_of_gradients(found: list[dict[str, Any]]) -> None:
     assert [of_rank["penalised"] for of_rank in found] == [["", ""]] * len(found)
+
+
+def test_second_derivatives_of_attention_to_all_nodes(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert not any(of_rank["dense attention"].values()), of_rank["dense attention"]
 
 
 def test_training_is_that_of_one_process(found: list[dict[str, Any]]) -> None:

@@ -76,7 +76,7 @@ def events_of(data: Any) -> tuple[list[str], list[str]]:
 
         return call
 
-    conv = gnn.GCNConv(D, D)
+    conv = gnn.GCNConv(D, D).to(data.x.device)
     conv(data.x, data.edge_index)  # plans
     of_gradients = importlib.import_module("fastgraph.ops.spmm")  # `ops.spmm` is a function
     with (

@@ -155,3 +155,14 @@ def _sharded_on_a_device() -> list[bool]:
 def test_a_graph_on_a_device_is_sharded_there(world_size: int) -> None:
     for of_rank in forks.on_ranks(_sharded_on_a_device, world_size):
         assert all(of_rank), of_rank
+
+
+def _made_by_default() -> list[str]:
+    fgd.shard(graph(), method="even")
+    with torch.device("meta"):
+        made = torch.tensor([1.0]), torch.asarray([1.0]), torch.zeros(1)
+    return [x.device.type for x in made]
+
+
+def test_a_default_device_is_that_of_all_factories() -> None:
+    assert forks.on_ranks(_made_by_default, 1) == [["meta"] * 3]

@@ -290,8 +290,19 @@ def test_values_that_are_no_graphs(
 def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match=r"data must be a Data or HeteroData .* got dict"):
         fgd.write_shards({}, tmp_path / "out", 2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_parts must be an integer above 0, got 0"):
+    with pytest.raises(ValueError, match="num_parts: expected an integer of at least 1, got 0"):
         fgd.write_shards(graph(), tmp_path / "out", 0)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"folder": 1}, "folder: expected a path, got 1"),
+        ({"begins": "x"}, "begins: expected a function, got 'x'"),
+        ({"weights": 1.0}, "weights must be 2 numbers above 0, got 1.0"),
+        ({"weights": ["1", "2"]}, "weights must be 2 numbers above 0, got ['1', '2']"),
+        ({"weights": [1.0, None]}, "weights must be 2 numbers above 0, got [1.0, None]"),
+    ]
+    for changed, message in wrong:
+        given = {"data": graph(), "folder": tmp_path / "out", "num_parts": 2, **changed}
+        with pytest.raises(TypeError, match=re.escape(message)):
+            fgd.write_shards(**given)
     with monkeypatch.context() as patch:
         for name in (".", "..", str(tmp_path)):
             (tmp_path / "here").mkdir(exist_ok=True)

@@ -165,7 +165,8 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         refused(ValueError, r"features must have shape \[100, channels\]", (ptr, index), features)
     refused(TypeError, "features must be floating", (ptr, index), x.int())
     for other in (None, x.tolist(), "x"):
-        refused(TypeError, "features must be a tensor or an array", (ptr, index), other)
+        for graph in ((ptr, index), edge_index):
+            refused(TypeError, "features must be a tensor or an array", graph, other)
     refused(TypeError, "features must be a dense tensor", (ptr, index), x.to_sparse())
     refused(TypeError, "this machine's byte order", (ptr, index), x.numpy().astype(">f4"))
     refused(ValueError, "graph must have at least one node", (ptr[:1], index[:0]), x[:0])
@@ -181,8 +182,10 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         wrong = index.clone()
         wrong[-3] = bad
         refused(IndexError, f"row holds {bad} at position 797, expected 0 <=", (ptr, wrong))
-    for hops in (0, -1, 1.5, True):
+    for hops in (0, -1, 1.5, True, 2**31):
         refused(ValueError, "hops must be an int of at least 1", (ptr, index), hops=hops)
+    refused(TypeError, "resume: expected a bool, got 0", (ptr, index), resume=0)
+    refused(TypeError, "progress: expected a function", (ptr, index), progress="x")
     refused(TypeError, "dtype must be one of", (ptr, index), dtype=torch.float64)
     refused(ValueError, "memory must be at least", (ptr, index), memory=1000)
     refused(ValueError, "memory must be as", (ptr, index), memory="2GB")

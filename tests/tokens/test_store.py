@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
-from fastgraph.tokens import TokenStore, local_nodes, open_graph, write_graph, write_tokens, writing
+from fastgraph.tokens import (
+    HopFeatures,
+    TokenStore,
+    local_nodes,
+    open_graph,
+    write_context,
+    write_graph,
+    write_tokens,
+    writing,
+)
 from fastgraph.tokens.graph_files import graph_of_edges
 
 NODES, K = 203, 7
@@ -346,6 +355,9 @@ def test_one_process_writes_a_shard(tmp_path) -> None:
         ({"shards": 0}, ValueError, "shards must be"),
         ({"shards": "3"}, TypeError, "shards must be an int"),
         ({"block_rows": -1}, ValueError, "block_rows must be"),
+        ({"block_rows": []}, TypeError, r"block_rows must be an int, got \[\]"),
+        ({"resume": "no"}, TypeError, "resume: expected a bool, got 'no'"),
+        ({"progress": 1}, TypeError, "progress: expected a function or None, got 1"),
         ({"nodes": torch.tensor([NODES])}, IndexError, r"nodes must be in \[0, 203\)"),
         ({"nodes": torch.tensor([-1])}, IndexError, "nodes must be in"),
         ({"nodes": torch.tensor([0.5])}, TypeError, "nodes must be int64, int32 or a mask"),
@@ -425,3 +437,25 @@ def test_memory_is_that_of_a_block(tmp_path) -> None:
     assert files > 9 << 20
     assert rows > 5 << 20
     assert kib << 10 < 4 << 20
+
+
+@pytest.mark.parametrize("folder", [None, 1, b"x", ["x"]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        TokenStore,
+        HopFeatures,
+        open_graph,
+        lambda folder: write_tokens(edges(), folder, K),
+        lambda folder: write_context(edges(), torch.ones(NODES, 2), folder),
+    ],
+)
+def test_what_is_no_folder_is_named(function, folder) -> None:
+    with pytest.raises(TypeError, match=r"^folder: expected a path, got "):
+        function(folder)
+
+
+@pytest.mark.parametrize("function", [TokenStore, HopFeatures])
+def test_whether_files_are_verified_is_a_bool(tmp_path, function) -> None:
+    with pytest.raises(TypeError, match=r"^verify: expected a bool, got 1"):
+        function(tmp_path, verify=1)

@@ -29,7 +29,7 @@ from fastgraph.dist.files.nesting import (
 )
 from fastgraph.dist.files.stores import Contents, Store
 from fastgraph.dist.graphs import dgl, pyg, pyg_functions
-from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.graphs.partition import check_weights, partition
 from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.pyg import Graph
 from fastgraph.dist.operators.modes import checked_mode
@@ -39,6 +39,7 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from fastgraph.dist.tensor.layout import Layout, know, known
 from fastgraph.dist.tensor.sharded import ShardedTensor
+from fastgraph.layers.arguments import check_functions, check_integers, checked_path
 from fastgraph.manifest import FileFormatError, Format, Json, Manifest, check_safetensors
 
 if TYPE_CHECKING:
@@ -133,19 +134,21 @@ def write_shards(
         Sizes, cut and halos.
 
     Raises:
-        TypeError: ``data`` is no graph of PyG or DGL, or has what cannot be kept in a file of data.
+        TypeError: ``data`` is no graph of PyG or DGL, or has what cannot be kept in a file of data;
+            or an argument of another type.
         ValueError: an argument that cannot be used.
         ModuleNotFoundError: ``safetensors`` or ``pymetis`` is not installed.
         FileExistsError: there is something in the folder.
         OSError: a file could not be written.
     """
     pyg.check_is_graph(data)
-    if num_parts < 1:
-        raise ValueError(f"num_parts must be an integer above 0, got {num_parts}")
+    check_integers(num_parts=num_parts)
+    folder = checked_path(folder=folder).resolve()
+    check_functions(begins=begins)
+    check_weights(weights, num_parts)
     check_safetensors("shards")
     of_graphs, of_stores = _rooms(dgl.is_dgl_graph(data))
     of_graphs.check_can_be_sharded(data)
-    folder = Path(folder).resolve()
     if Path.cwd().is_relative_to(folder):
         raise ValueError(f"folder must not be where this process works, got {folder}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -218,7 +221,8 @@ def load_shards(
     pyg_functions.install()
     dgl.install()
     allocator.return_freed_memory()
-    found = on_first_rank(lambda: manifest.read(Path(folder), FORMAT))
+    path = checked_path(folder=folder)
+    found = on_first_rank(lambda: manifest.read(path, FORMAT))
     parts = found.content.get("parts")
     if parts != WORLD.size:
         raise ValueError(

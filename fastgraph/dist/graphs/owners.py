@@ -11,6 +11,7 @@ from fastgraph.dist.graphs.partition import check_weights, cluster_order, partit
 from fastgraph.dist.operators.modes import BY_NAME, HALO
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import on_host
 from fastgraph.layers.arguments import check_kinds
@@ -103,3 +104,14 @@ def owner_of_edges(
         mesh: of the grid; ``None``: the most square one.
     """
     return BY_NAME.get(mode, HALO).on(mesh).owner_of_edges(sources, destinations)
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """A tensor of a graph is on the CPU, or on the device of this rank.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if device not in (HOST, WORLD.device):
+        allowed = "the CPU" if WORLD.device == HOST else f"the CPU or {WORLD.device}"
+        raise ValueError(f"{name} must be on {allowed} to be sharded, got {device}")

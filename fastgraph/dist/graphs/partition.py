@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -100,18 +101,27 @@ def check_weights(weights: Sequence[float] | None, num_parts: int) -> Tensor:
     """Shares of parts that add up to 1, float64 ``[num_parts]``.
 
     Raises:
+        TypeError: they are no numbers, or not several.
         ValueError: not one for each part, or one that is not above 0.
     """
     if isinstance(weights, str):
         raise ValueError(f"weights must be {num_parts} numbers above 0 here, got {weights!r}")
     if weights is None:
         return torch.full((num_parts,), 1 / num_parts, dtype=torch.float64, device=HOST)
+    if not isinstance(weights, Iterable) or not all(map(_is_number, weights := list(weights))):
+        raise TypeError(f"weights must be {num_parts} numbers above 0, got {weights!r}")
     shares = torch.tensor([float(w) for w in weights], dtype=torch.float64, device=HOST)
     if len(shares) != num_parts or not bool((shares > 0).all() and shares.isfinite().all()):
         raise ValueError(
             f"weights must be {num_parts} numbers above 0, one for each rank, got {list(weights)}"
         )
     return shares / shares.sum()
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _consecutive(work: Tensor, shares: Tensor) -> Tensor:

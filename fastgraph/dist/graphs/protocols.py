@@ -156,8 +156,14 @@ class DglGraph(Protocol):
     def num_edges(self) -> int:
         """The number of edges of all relations."""
 
+    def to(self, device: torch.device, /) -> DglGraph:
+        """The same graph on a device."""
+
     def local_var(self) -> DglGraph:
         """The same graph, whose features can be replaced."""
+
+    def get_etype_id(self, etype: object) -> int:
+        """The number of a relation, of the only one for ``None``."""
 
     def get_ntype_id_from_dst(self, ntype: str) -> int:
         """The number of a type of destinations."""

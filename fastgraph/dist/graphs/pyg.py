@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs import dgl, pyg_functions
-from fastgraph.dist.graphs.owners import agreed_order, agreed_parts, owner_of_edges
+from fastgraph.dist.graphs.owners import (
+    agreed_order,
+    agreed_parts,
+    check_device,
+    owner_of_edges,
+)
 from fastgraph.dist.graphs.protocols import EdgeStore, PygGraph, PygStore, TypeOfNodes
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.mesh import Mesh
@@ -127,17 +132,6 @@ def check_can_be_sharded(data: PygGraph) -> None:
                 check_device(key, value.device)
             if isinstance(value, ShardedTensor):
                 raise ValueError(f"{key} is sharded already")
-
-
-def check_device(name: str, device: torch.device) -> None:
-    """A tensor of a graph is on the CPU, or on the device of this rank.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if device not in (HOST, WORLD.device):
-        allowed = "the CPU" if WORLD.device == HOST else f"the CPU or {WORLD.device}"
-        raise ValueError(f"{name} must be on {allowed} to be sharded, got {device}")
 
 
 def num_nodes(data: PygGraph) -> list[int]:

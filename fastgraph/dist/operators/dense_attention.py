@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.dist.operators import own_heads
 from fastgraph.dist.operators.dense_rows import by_rows, is_by_rows
 from fastgraph.dist.operators.heads.exchange import layout_of_heads, to_heads, to_rows
 from fastgraph.dist.operators.heads.graph import inverse
@@ -129,6 +130,8 @@ def multi_head(
     by_rows = [x.reshape(len(x), batch, num_heads, channels) for x in projected]
     by_rows = [x.transpose(1, 2) for x in by_rows]
     padding = key_padding_mask
+    if padding is not None and padding.requires_grad:
+        raise NoRuleError
     if padding is not None and padding.dim() == 1:
         padding = padding.unsqueeze(0)
     out = _attend(by_rows, targets, rows, padding, dropout_p if training else 0.0, None)
@@ -268,10 +271,9 @@ def _attend(
         out = _in_order(given, targets, rows, heads, options)[0][:, :, None].permute(2, 1, 0, 3)
     elif dropout > 0:
         out = _with_dropout(query, key, value, mask, targets, rows, heads, dropout, scale)
-    elif heads.mine:
-        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-    else:  # nothing, of which the gradient still goes to the other ranks
-        out = query @ key.transpose(-2, -1) @ value
+    else:
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        out = own_heads.attention(query, key, value, mask, factor)
     (found,) = to_rows([out.permute(2, 1, 0, 3)], [targets], heads)
     return found
 

@@ -24,6 +24,7 @@ from fastgraph.dist.ranks.own_device import (
     set_random_state,
     through,
 )
+from fastgraph.layers.arguments import check_flags, check_kinds
 from fastgraph.upstream import PACKAGES
 
 RANDOM_MODES = ("rows", "exact")
@@ -126,12 +127,13 @@ def init(
         The world, for its ``rank`` and ``size``.
 
     Raises:
-        ValueError: an unknown ``random``; or a process group that sends nothing on hosts.
+        TypeError: an argument of another type.
+        ValueError: an unknown ``random`` or ``backend``, or a ``timeout`` that is over at once; or
+            a process group that sends nothing on hosts.
         RanksDivergedError: this rank and rank 0 have other kinds of devices, or send what is on
             them by other libraries.
     """
-    if random not in RANDOM_MODES:
-        raise ValueError(f"random must be one of {list(RANDOM_MODES)}, got {random!r}")
+    _check_arguments(backend, timeout, random, check)
     own = OwnDevice(HOST) if backend == "gloo" else own_device()
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if own.notice and os.environ.get("LOCAL_RANK") == "0":
@@ -157,6 +159,24 @@ def init(
     for begin in BEGINNING:
         begin()
     return WORLD
+
+
+def _check_arguments(backend: object, timeout: object, random: object, check: object) -> None:
+    """See :func:`init`."""
+    if random not in RANDOM_MODES:
+        raise ValueError(f"random must be one of {list(RANDOM_MODES)}, got {random!r}")
+    check_kinds(str, backend=backend)
+    check_kinds(timedelta, timeout=timeout)
+    check_flags(check=check)
+    assert isinstance(backend, str) and isinstance(timeout, timedelta)
+    known = ["auto", *dist.Backend.backend_list] if dist.is_available() else ["auto"]
+    for part in backend.split(","):  # such as cpu:gloo
+        if part.rpartition(":")[2].lower() not in known:
+            raise ValueError(
+                f"backend: expected one of {known}, or as 'cpu:gloo,cuda:nccl', got {backend!r}"
+            )
+    if timeout <= timedelta():
+        raise ValueError(f"timeout: expected a time above 0, got {timeout!r}")
 
 
 def join(

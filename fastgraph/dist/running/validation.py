@@ -19,6 +19,7 @@ from fastgraph import enabling
 from fastgraph.comparison.errors import largest_difference
 from fastgraph.comparison.values import named_tensors, to_double
 from fastgraph.dist.graphs.dgl import is_dgl_graph
+from fastgraph.dist.graphs.partition import check_weights
 from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.pyg import check_is_graph, shard
 from fastgraph.dist.graphs.usual import (
@@ -38,6 +39,7 @@ from fastgraph.dist.ranks.world import LIBRARIES, WORLD, alone, init, share_rand
 from fastgraph.dist.running.differences import Difference, Gather, Validation
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.sharded import whole
+from fastgraph.layers.arguments import check_functions, check_integers, check_numbers
 from fastgraph.upstream import PACKAGES
 
 if TYPE_CHECKING:
@@ -145,12 +147,12 @@ def validate(
     check_is_graph(data)
     if any(is_lazy(p) for p in model.parameters()):
         raise ValueError("model must have been called once, to initialise its lazy parameters")
-    for name, value in (("world_size", world_size), ("steps", steps)):
-        if value < 1:
-            raise ValueError(f"{name} must be an integer above 0, got {value}")
+    check_integers(world_size=world_size, steps=steps)
+    check_numbers("a number above 0", lambda x: x > 0, tolerance=tolerance, timeout=timeout)
+    check_numbers("a number of at least 0", lambda x: x >= 0, learning_rate=learning_rate)
+    check_functions(loss=loss, forward=forward, or_none=True)
+    check_weights(weights, world_size)
     mode = checked_mode(mode, mesh, world_size)
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be above 0, got {tolerance}")
     if loss is None and not isinstance(attribute(data, *LABELS), Tensor):
         raise ValueError("loss must be given for a graph that has no single data.y")
     if forward is None and is_dgl_graph(data) and attribute(data, *FEATURES) is None:

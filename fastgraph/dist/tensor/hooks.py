@@ -9,6 +9,7 @@ import torch
 from torch.autograd import Function
 from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.utils import dlpack
+from torch.utils._device import _device_constructors
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastgraph.dist.ranks.counts import COUNTS
@@ -33,6 +34,8 @@ PATCHES = Patches()
 def install() -> None:
     """Replace functions of torch, once in a process."""
     if not hasattr(Function.apply, "_fastgraph_upstream"):
+        # Default devices are for functions in a list that torch makes when it is asked for first.
+        _device_constructors()
         PATCHES.replace(Function, "apply", classmethod(_apply(vars(Function)["apply"].__func__)))
         for name in _FACTORIES:
             _replace_builtin(name, _on_the_whole(getattr(torch, name), name))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastgraph.dist.graphs.dgl.index import ShardedIndex
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
-from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
+from fastgraph.dist.graphs.owners import agreed_parts, check_device, owner_of_edges
 from fastgraph.dist.graphs.protocols import DglGraph, Frame
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.own_device import HOST
@@ -39,12 +39,15 @@ def shard(
 ) -> DglGraph:
     """See :func:`fastgraph.dist.graphs.pyg.shard`."""
     check_can_be_sharded(graph)
+    device = graph.device
+    if device != HOST:
+        graph, is_tied = graph.to(HOST), False  # which is a copy
     sizes = num_nodes(graph)
     parts = agreed_parts(lambda: joint_edges(graph, sizes), sizes, weights, method, parts)
     of_nodes = [layout_of(owner, mode, mesh) for owner in parts.split(sizes)]
     for rows in of_nodes:
         know(rows)
-    return _laid_out(graph, of_nodes, is_tied)
+    return _laid_out(graph, of_nodes, is_tied).to(device)
 
 
 def sharded_as_usual(graph: DglGraph) -> DglGraph:
@@ -52,7 +55,8 @@ def sharded_as_usual(graph: DglGraph) -> DglGraph:
 
     Features that are sharded stay where they are.
     """
-    return _laid_out(graph, [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes], True)
+    rows = [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes]
+    return _laid_out(graph, rows, True)
 
 
 def is_sharded_graph(value: object) -> TypeGuard[ShardedGraph]:
@@ -121,7 +125,7 @@ def mapped(graph: DglGraph, replace: Callable[[Tensor], Tensor]) -> DglGraph:
 
 
 def check_can_be_sharded(graph: DglGraph) -> None:
-    """A graph is a whole one on the CPU, and not sharded.
+    """A graph is a whole one on the CPU or the device of this rank, and not sharded.
 
     Raises:
         ValueError: it is not.
@@ -130,8 +134,7 @@ def check_can_be_sharded(graph: DglGraph) -> None:
         raise ValueError("the graph is sharded already")
     if graph.is_block:
         raise ValueError("a block is part of a mini-batch; shard the whole graph")
-    if graph.device.type != "cpu":
-        raise ValueError(f"the graph must be on the CPU to be sharded, got {graph.device}")
+    check_device("the graph", graph.device)
 
 
 def num_nodes(graph: DglGraph) -> list[int]:

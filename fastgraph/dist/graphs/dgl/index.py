@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from dgl import graph_index, heterograph_index, ndarray, utils
+from dgl import backend, graph_index, heterograph_index, utils
+from dgl._ffi.base import DGLError
 from dgl._ffi.object_generic import ObjectGeneric
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
@@ -23,7 +24,9 @@ from torch import Tensor
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
 from fastgraph.dist.graphs.protocols import GraphIndex, Metagraph
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.tensor.layout import usual
+from fastgraph.dist.tensor.memo import on_host
 from fastgraph.dist.tensor.sharded import as_sharded, is_sharded, placed, whole
 
 Context = Any  # a device, of DGL's own class
@@ -39,13 +42,22 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
     Args:
         metagraph: DGL's graph of kinds of nodes and relations.
         sizes: the number of nodes of each kind.
-        relations: the edges of each relation.
+        relations: the edges of each relation, on one device.
+        device: of a graph without relations.
+
+    Attributes:
+        device: on which edges are, and DGL wants features.
     """
 
     def __init__(
-        self, metagraph: Metagraph, sizes: Sequence[int], relations: Sequence[ShardedStructure]
+        self,
+        metagraph: Metagraph,
+        sizes: Sequence[int],
+        relations: Sequence[ShardedStructure],
+        device: torch.device = HOST,
     ) -> None:
         self.metagraph = metagraph
+        self.device = relations[0].edge_index.device if relations else device
         self._sizes, self._relations = list(sizes), list(relations)
         self._of_relations: dict[int, ShardedIndex] = {}
         self._whole: GraphIndex | None = None
@@ -56,8 +68,17 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return self.whole()
 
     def whole(self) -> GraphIndex:
-        """DGL's own index object of the whole graph."""
+        """DGL's own index object of the whole graph, on the device of the edges.
+
+        Raises:
+            DGLError: DGL's C++ library knows no such device, as the one that wheels have.
+        """
         if self._whole is None:
+            if self.device != HOST and not (self.device.type == "cuda" and self.ctx.exist):
+                raise DGLError(
+                    f"{_caller()} needs DGL's C++ library, which was built without devices such as "
+                    f"{self.device}; move the graph to the CPU before: graph.to('cpu')"
+                )
             graphs = []
             for etype, relation in enumerate(self._relations):
                 source, destination = self.ends(etype)
@@ -66,14 +87,15 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
                         1 if source == destination else 2,
                         relation.num_src,
                         relation.num_dst,
-                        *whole(relation.edge_index).contiguous(),
+                        *on_host(whole(relation.edge_index)).contiguous(),
                         ["coo", "csr", "csc"],
                     )
                 )
             sizes = utils.toindex(self._sizes, "int64")
-            self._whole = heterograph_index.create_heterograph_from_relations(
+            found = heterograph_index.create_heterograph_from_relations(
                 self.metagraph, graphs, sizes
             )
+            self._whole = found if self.device == HOST else found.copy_to(self.ctx)
         return self._whole
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -109,7 +131,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
     @property
     def ctx(self) -> Context:
         """The device."""
-        return ndarray.cpu(0)
+        return utils.to_dgl_context(self.device)
 
     def is_metagraph_unibipartite(self) -> bool:
         """True if no kind of nodes has edges in both directions."""
@@ -156,12 +178,16 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return self._with([r.edge_index.to(dtype) for r in self._relations])
 
     def copy_to(self, ctx: Context) -> ShardedIndex:
-        """On a device, which must be the CPU."""
-        if ctx != self.ctx:
-            raise NotImplementedError(
-                f"a sharded graph is on the CPU; it cannot go to {ctx} yet, see fastgraph.dist"
-            )
-        return self
+        """On the CPU, or on the device of this rank.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        device = backend.to_backend_ctx(ctx)
+        if device == self.device:
+            return self
+        relations = [relation.on(device) for relation in self._relations]
+        return ShardedIndex(self.metagraph, self._sizes, relations, device)
 
     def formats(self, formats: object = None) -> ShardedIndex | dict[str, list[str]]:
         """The sparse formats there are; a restriction to some changes nothing."""
@@ -186,7 +212,8 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         """With all edges the other way round."""
         ends = [self.ends(etype)[::-1] for etype in range(len(self._relations))]
         metagraph = graph_index.from_edge_list(ends, True)
-        return ShardedIndex(metagraph, self._sizes, [r.reversed for r in self._relations])
+        relations = [relation.reversed for relation in self._relations]
+        return ShardedIndex(metagraph, self._sizes, relations, self.device)
 
     def has_nodes(self, ntype: int, vids: Tensor) -> Tensor:
         """True for the numbers that are those of nodes."""
@@ -229,7 +256,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
             ShardedStructure(as_sharded(edge_index), relation.num_src, relation.num_dst)
             for edge_index, relation in zip(edges, self._relations, strict=True)
         ]
-        return ShardedIndex(self.metagraph, self._sizes, relations)
+        return ShardedIndex(self.metagraph, self._sizes, relations, self.device)
 
 
 def _itself(value: GraphIndex) -> GraphIndex:

@@ -82,6 +82,8 @@ def install() -> None:
         (DGLGraph, "__init__", _init),
         (DGLGraph, "_set_n_repr", _set_nodes),
         (DGLGraph, "_set_e_repr", _set_edges),
+        (DGLGraph, "in_degrees", _degrees),
+        (DGLGraph, "out_degrees", _degrees),
         (TypedLinear, "forward", _by_kind),
         (DataLoader, "__init__", _loader),
         (core, "invoke_udf_reduce", _own_reduction),
@@ -234,6 +236,24 @@ def _set_edges(upstream: Callable[..., None]) -> Callable[..., None]:
         upstream(self, etid, edges, data)
 
     return set_e_repr
+
+
+def _degrees(upstream: Callable[..., object]) -> Callable[..., object]:
+    """``in_degrees`` or ``out_degrees``, which for all nodes need no numbers on their device."""
+    is_out, signature = upstream.__name__ == "out_degrees", inspect.signature(upstream)
+
+    def degrees(self: DglGraph, *given: object, **options: object) -> object:
+        if not isinstance(self._graph, ShardedIndex):
+            return upstream(self, *given, **options)
+        found = signature.bind(self, *given, **options)
+        found.apply_defaults()
+        _, nodes, etype = found.args
+        if not is_all(nodes):
+            return upstream(self, *given, **options)
+        relation = self._graph.relation(self.get_etype_id(etype))
+        return relation.reversed.in_degrees if is_out else relation.in_degrees
+
+    return degrees
 
 
 def _placed(data: object, n: int) -> object:

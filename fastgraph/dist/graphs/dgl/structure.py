@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fastgraph.dgl.devices import copied
 from fastgraph.dgl.edge_gat_conv import from_edges
 from fastgraph.dgl.normalisation import edge_weights, with_itself
 from fastgraph.dgl.relations import Pairs, find_pairs, projected
@@ -106,6 +107,14 @@ class ShardedStructure(Structure):
         found.reversed = self
         return found
 
+    def on(self, device: torch.device) -> ShardedStructure:
+        """The same edges on a device, where they are copied to once."""
+        edges, sizes = self.edge_index, (self.num_src, self.num_dst)
+        if edges.device == device:
+            return self
+        move = lambda: ShardedStructure(as_sharded(edges.to(device)), *sizes)  # noqa: E731
+        return edges.cached(("structure on", device, *sizes), move)
+
     def refusal(self, name: str, value: object) -> Refusal | None:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return operand(name, value)
@@ -176,6 +185,11 @@ def _from_the_last(index: ShardedTensor) -> ShardedTensor:
     rows = index.rows
     opposite = Layout((rows.bound - 1 - rows.key).flip(0), rows.bound, rows.counts)
     return ShardedTensor(index.local.flip(1), opposite, 1)
+
+
+@copied.register
+def _(structure: ShardedStructure, device: torch.device) -> ShardedStructure:
+    return structure.on(device)
 
 
 @edge_weights.register
