@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import fastgraph.dgl
 from tests import forks
 from tests.dist.test_scripts import LAUNCHED
 
+fastgraph.dgl.fix_import()
 pytest.importorskip("dgl", reason="DGL is not installed: see `make test-dgl`")
 
 FOLDER = Path(__file__).parent / "user_scripts"
