@@ -72,9 +72,11 @@ def main(
     for width, graph, number in itertools.product(
         map(int, channels.split(",")), graphs.split(","), map(int, heads.split(","))
     ):
-        for form, ways in _forms(graph, width, number, upstream).items():
+        for form in _forms(graph, width, number, upstream):
             if forms and form not in forms.split(","):
                 continue
+            # Of a pattern of its own: what others did with one may decide.
+            ways = _forms(graph, width, number, upstream)[form]
             for training in (False, True):
                 effort = Effort(0.05, rounds, 20, again=0 if upstream else 2)
                 fitting = ways
