@@ -5,8 +5,9 @@
 Each is a folder with a checkout of fastgraph and its compiled kernels. Their processes take short
 turns, since the machine is shared; a time is the least of three calls together, over all turns, and
 the lower quartile is in the record. ``propagate`` alone is measured. Some layers compute more
-around their programs by torch: GEN none, CG two linear maps, PNA its scalers. Results go to
-``benchmarks/results/<date>-program-calls.json`` and ``.md``.
+around their programs by torch: GEN none, CG two linear maps, PNA its scalers. With
+``--library dgl`` it is ``update_all`` by functions of users, with what DGL does around it.
+Results go to ``benchmarks/results/<date>-program-calls.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ PASSES = ("inference", "training forward", "training, both")
 @click.command(help=__doc__.split("\n\n")[0])
 @click.argument("before", type=click.Path(path_type=Path, exists=True), required=False)
 @click.argument("after", type=click.Path(path_type=Path, exists=True), required=False)
+@click.option("--library", type=click.Choice(("pyg", "dgl")), default="pyg", show_default=True)
 @click.option("--turns", default=40, show_default=True, help="Of each checkout.")
 @click.option("--name", default="program-calls", show_default=True, help="Of the results.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(before: Path | None, after: Path | None, turns: int, name: str, out: Path) -> None:
+def main(
+    before: Path | None, after: Path | None, library: str, turns: int, name: str, out: Path
+) -> None:
     if before is None or after is None:
-        answer()
+        answer(made() if library == "pyg" else made_of_dgl())
         return
     console = Console(stderr=True)
     found: dict[str, dict[str, list[list[float]]]] = {"before": {}, "after": {}}
-    processes = {"before": _process(before), "after": _process(after)}
+    processes = {"before": _process(before, library), "after": _process(after, library)}
     for _ in track(range(turns), console=console):
         for when, process in processes.items():
             assert process.stdin is not None and process.stdout is not None
@@ -66,9 +70,12 @@ def main(before: Path | None, after: Path | None, turns: int, name: str, out: Pa
         for name, choose in chosen.items()
     }
     results = {
-        "command": shlex.join(["python", "benchmarks/program_calls.py", "BEFORE", "AFTER"]),
+        "command": shlex.join(
+            ["python", "benchmarks/program_calls.py", "BEFORE", "AFTER", "--library", library]
+        ),
         "machine": machine_facts(1),
-        "nodes": NODES,
+        "calls": "a call of `propagate`" if library == "pyg" else "message passing in DGL",
+        "nodes": NODES if library == "pyg" else 30,
         "channels": CHANNELS,
         "turns": turns,
         **times_of,
@@ -76,11 +83,11 @@ def main(before: Path | None, after: Path | None, turns: int, name: str, out: Pa
     publish(console, out, name, results, markdown(results))
 
 
-def _process(folder: Path) -> subprocess.Popen[str]:
+def _process(folder: Path, library: str) -> subprocess.Popen[str]:
     """A process of a checkout, which gives the times of a turn for each line."""
     paths = os.pathsep.join(map(str, (folder.resolve(), Path(__file__).parent)))
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).resolve())]
+    command = [sys.executable, str(Path(__file__).resolve()), "--library", library]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=env, text=True, cwd="/", **pipes)
 
@@ -89,9 +96,8 @@ def _quartile(times: list[float]) -> float:
     return sorted(times)[len(times) // 4]
 
 
-def answer() -> None:
+def answer(steps: dict[str, list[Callable[[], Any]]]) -> None:
     """Microseconds of calls for each layer and each of ``PASSES``, for each line that comes."""
-    steps = made()
     for _ in sys.stdin:
         found = {name: [_microseconds(step) for step in of] for name, of in steps.items()}
         print(json.dumps(found), flush=True)
@@ -125,6 +131,41 @@ def made() -> dict[str, list[Callable[[], Any]]]:
         x = torch.randn(NODES, CHANNELS, requires_grad=True)
         found[name] = _steps(layer, x, index, features.get(name, {}))
     return found
+
+
+def made_of_dgl() -> dict[str, list[Callable[[], Any]]]:
+    """The calls of each of the functions of users, by ``PASSES``."""
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    import fastgraph.dgl
+
+    fastgraph.dgl.fix_import()
+    import torch
+
+    from measure.user_cases import CASES, graph_of
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    g = graph_of("tiny")
+    x = torch.randn(g.num_nodes(), CHANNELS, requires_grad=True)
+    grad = torch.randn(g.num_nodes(), CHANNELS)
+
+    def steps(call: Callable[[Any], Any]) -> list[Callable[[], Any]]:
+        def forward() -> Any:
+            with g.local_scope():
+                g.ndata["h"] = x
+                return call(g)
+
+        def inference() -> None:
+            with torch.no_grad():
+                forward()
+
+        def both() -> None:
+            torch.autograd.grad(forward(), x, grad)
+
+        return [inference, forward, both]
+
+    fastgraph.enable(min_edges=0)
+    return {name: steps(case.build(CHANNELS)) for name, case in CASES.items() if name != "PNAConv"}
 
 
 def _steps(layer: Any, x: Any, index: Any, features: dict[str, Any]) -> list[Callable[[], Any]]:
@@ -200,7 +241,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"`{results['command']}`",
             "",
             f"{results['nodes']} nodes with 3 edges each, {results['channels']} channels, float32, "
-            "`min_edges=0`: microseconds of processor time of a call of `propagate`, before and "
+            f"`min_edges=0`: microseconds of processor time of {results['calls']}, before and "
             "after, least of all turns. The machine is shared and was busy.",
             "",
             *table(["layer", *PASSES], rows),

@@ -165,6 +165,7 @@ def _of_types(fanouts: list[int], batch: int) -> dict[str, Callable[[int], int]]
     import fastgraph
     from measure.batches import hetero_data
 
+    upstream = dgl.dataloading.NeighborSampler.sample_blocks
     torch.manual_seed(0)
     data = hetero_data()
     edges = {kind: tuple(data[kind].edge_index) for kind in data.edge_types}
@@ -172,15 +173,25 @@ def _of_types(fanouts: list[int], batch: int) -> dict[str, Callable[[int], int]]
     graph.create_formats_()
     size = graph.num_nodes("paper")
     seeds = [{"paper": torch.randperm(size)[:batch]} for _ in range(_BATCHES)]
-    sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
-    upstream = type(sampler).sample_blocks
-    fastgraph.enable()
-    return {
-        "fastgraph, blocks of DGL": lambda batch: _num_edges(
-            sampler.sample_blocks(graph, seeds[batch])[2]
-        ),
-        "DGL": lambda batch: _num_edges(upstream(sampler, graph, seeds[batch])[2]),
+    for kind in graph.canonical_etypes:
+        graph.edges[kind].data["weight"] = torch.rand(graph.num_edges(kind))
+        graph.edges[kind].data["mask"] = torch.rand(graph.num_edges(kind)) < _SHARE_OF_MASK
+    samplers = {
+        "": dgl.dataloading.NeighborSampler(fanouts[::-1]),
+        " by probabilities": dgl.dataloading.NeighborSampler(fanouts[::-1], prob="weight"),
+        " by a mask": dgl.dataloading.NeighborSampler(fanouts[::-1], mask="mask"),
     }
+    fastgraph.enable()
+
+    def contestant(sampler: Any, sample: Callable[..., Any]) -> Callable[[int], int]:
+        return lambda batch: _num_edges(sample(sampler, graph, seeds[batch])[2])
+
+    routed = dgl.dataloading.NeighborSampler.sample_blocks
+    found = {}
+    for how, sampler in samplers.items():
+        found[f"fastgraph, blocks of DGL{how}"] = contestant(sampler, routed)
+        found[f"DGL{how}"] = contestant(sampler, upstream)
+    return found
 
 
 def _num_edges(blocks: list[Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from dgl.heterograph import DGLBlock
 from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_coo
 from torch import Tensor
 
-from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.dgl.drawable_edges import Columns, columns_of
+from fastgraph.dgl.structure import structure_of
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation
@@ -61,12 +62,20 @@ def seeds_refusal(g: Any, kind: str, seeds: Any) -> Refusal | None:
     return None
 
 
-def fanouts_refusal(fanouts: list[Any]) -> Refusal | None:
-    """Why numbers of neighbours cannot be drawn here, if they cannot."""
+def fanouts_refusal(groups: Iterable[Collection[Any]]) -> Refusal | None:
+    """Why numbers of neighbours cannot be drawn here, if they cannot.
+
+    Args:
+        groups: of the types of edges that lead to one type of nodes, in each hop.
+    """
+    groups = list(groups)
+    fanouts = [fanout for group in groups for fanout in group]
     if any(isinstance(fanout, bool) or not isinstance(fanout, Integral) for fanout in fanouts):
         return Refusal("fanouts that are no integers")
-    if not all(-1 <= fanout < 2**31 and fanout != 0 for fanout in fanouts):
-        return Refusal("a fanout of 0, for which versions of DGL differ, or below -1")
+    if not all(-1 <= fanout < 2**31 for fanout in fanouts):
+        return Refusal("a fanout below -1, or of 2^31 and more")
+    if not all(map(any, groups)):  # where DGL may leave the seeds out, too
+        return Refusal("a fanout of 0 for all edges to a node, for which versions of DGL differ")
     return None
 
 
@@ -198,14 +207,20 @@ def plan_of_types(
 ) -> Computation | Refusal:
     """The blocks of seeds in a graph of several types, or why to leave them to upstream.
 
+    Types of edges without probabilities are drawn with equal chances where others have some.
+
     Raises:
         IndexError: a seed is not in the graph.
+        ValueError: a probability is negative or not finite.
     """
-    if sampler.prob is not None:
-        return Refusal("probabilities of several types of edges")
     hops = [_by_type(g, fanout) for fanout in sampler.fanouts]
     for hop in hops:
-        refusal = hop if isinstance(hop, Refusal) else fanouts_refusal(list(hop.values()))
+        if isinstance(hop, Refusal):
+            return hop
+        into: dict[str, list[Any]] = {}
+        for (_, _, name), fanout in hop.items():
+            into.setdefault(name, []).append(fanout)
+        refusal = fanouts_refusal(into.values())
         if refusal is not None:
             return refusal
     seeds = seed_nodes if isinstance(seed_nodes, dict) else {g.ntypes[0]: seed_nodes}
@@ -219,16 +234,23 @@ def plan_of_types(
             return refusal
     if all(nodes.numel() == 0 for nodes in seeds.values()):
         return NO_SEEDS
-    structures = {}
-    for number, relation in enumerate(g.canonical_etypes):
+    feature = sampler.prob
+    having = [kind for kind in g.canonical_etypes if feature in g.edges[kind].data]
+    if feature is not None and not having:
+        return Refusal("probabilities that edges do not have")
+    columns = {}
+    for number, kind in enumerate(g.canonical_etypes):
         structure = structure_of(g._graph.get_relation_graph(number))
         if isinstance(structure, Refusal):
             return structure
-        structures[relation] = structure
-    if len({(s.ptr.dtype, s.index.dtype) for s in structures.values()}) > 1:
+        found = columns_of(g, structure, kind, feature if kind in having else None)
+        if isinstance(found, Refusal):
+            return found
+        columns[kind] = found
+    if len({(found.ptr.dtype, found.row.dtype) for found in columns.values()}) > 1:
         return Refusal("types of edges of which DGL has grouped some")
     options = hops, bool(sampler.replace), excluded
-    return lambda: _blocks(g, structures, seed_nodes, seeds, *options)
+    return lambda: _blocks(g, columns, seed_nodes, seeds, *options)
 
 
 def _by_type(g: Any, fanout: Any) -> dict[Any, Any] | Refusal:
@@ -247,7 +269,7 @@ def _by_type(g: Any, fanout: Any) -> dict[Any, Any] | Refusal:
 
 def _blocks(
     g: Any,
-    structures: dict[Any, Structure],
+    columns: dict[Any, Columns],
     output_nodes: Any,
     seeds: dict[str, Tensor],
     hops: list[Any],
@@ -255,9 +277,10 @@ def _blocks(
     excluded: dict[Any, Excluded],
 ) -> tuple[Any, Any, list[Any]]:
     """Input nodes, output nodes and a block for each hop, the last hop first."""
-    kind = next(iter(structures.values())).index.dtype
-    columns = {relation: one.ptr for relation, one in structures.items()}
-    rows = {relation: one.index for relation, one in structures.items()}
+    kind = next(iter(columns.values())).row.dtype
+    ptrs = {relation: one.ptr for relation, one in columns.items()}
+    rows = {relation: one.row for relation, one in columns.items()}
+    weights = {relation: one.weight for relation, one in columns.items() if one.weight is not None}
     sizes = {name: g.num_nodes(name) for name in g.ntypes}
     nothing = next(iter(seeds.values()))[:0]
     dst = [seeds.get(name, nothing) for name in g.ntypes]
@@ -267,8 +290,9 @@ def _blocks(
             name: nodes.to(kind) for name, nodes in zip(g.ntypes, dst, strict=True) if len(nodes)
         }
         drawn = hetero_neighbor_sample(
-            *(columns, rows, given, {relation: [n] for relation, n in fanouts.items()}),
+            *(ptrs, rows, given, {relation: [n] for relation, n in fanouts.items()}),
             num_nodes=sizes,
+            edge_weight=weights or None,
             replace=replace,
             random_seed=int(random.choice(2**62, 1)),
         )
@@ -277,10 +301,10 @@ def _blocks(
             drawn.node[name].to(g.idtype) if name in drawn.node else nothing for name in g.ntypes
         ]
         edges = []
-        for relation, structure in structures.items():
+        for relation, one in columns.items():
             ids = drawn.edge[relation]
-            if structure.edge_ids is not None:
-                ids = structure.edge_ids.index_select(0, ids)
+            if one.edge_ids is not None:
+                ids = one.edge_ids.index_select(0, ids)
             edges.append(Ends(drawn.row[relation], drawn.col[relation], ids))
         if excluded:
             src, edges = leave_out(g, src, dst, edges, excluded)

@@ -47,7 +47,9 @@ def _counting(
 
 def _in_degrees(gidx: Any, v: Tensor) -> Tensor | None:
     found = _structure(gidx, v)
-    return found.degrees().to(v.dtype) if found and _are_all(v, found.num_dst) else None
+    if found is None or not _are_all(v, found.num_dst):
+        return None
+    return found.degrees().to(v.dtype, copy=True)  # the caller's own
 
 
 def _out_degrees(gidx: Any, v: Tensor) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ class Pair:
     reduce: UserFunction | None
     layer: nn.Module | None
 
-    @property
+    @functools.cached_property
     def functions(self) -> tuple[UserFunction, ...]:
         """Those that users wrote."""
         return tuple(f for f in (self.message, self.reduce) if f is not None)

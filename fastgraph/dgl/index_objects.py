@@ -69,6 +69,18 @@ def num_edges_of(gidx: Any) -> int:
     return found
 
 
+def num_edges_on_cpu(gidx: Any) -> int | None:
+    """The same of a graph on the CPU; ``None`` for others.
+
+    Args:
+        gidx: of DGL's own, with one relation.
+    """
+    size = gidx.__dict__.get(_SIZE)
+    if size is None:
+        size = gidx.__dict__[_SIZE] = _size_of(gidx)
+    return None if size == sys.maxsize else int(size)
+
+
 def is_single(gidx: Any) -> bool:
     """True if an index object has one relation, and no kind of nodes beside its own.
 

@@ -10,9 +10,8 @@ until these values change.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from dgl import random
 from dgl.dataloading.neighbor_sampler import NeighborSampler
 from dgl.heterograph import DGLGraph
@@ -30,11 +29,10 @@ from fastgraph.dgl.blocks import (
     plan_of_types,
     seeds_refusal,
 )
-from fastgraph.dgl.structure import Structure, structure_of
-from fastgraph.graphs.memo import recalled, tensor_key
+from fastgraph.dgl.drawable_edges import Columns, columns_of
+from fastgraph.dgl.structure import structure_of
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.sampling import neighbor_sample
 
@@ -71,7 +69,9 @@ def plan(
     if len(g.ntypes) > 1 or len(g.etypes) > 1:
         return plan_of_types(sampler, g, seed_nodes, excluded)
     fanouts = list(sampler.fanouts)
-    refusal = fanouts_refusal(fanouts) or seeds_refusal(g, g.ntypes[0], seed_nodes)
+    refusal = fanouts_refusal([fanout] for fanout in fanouts) or seeds_refusal(
+        g, g.ntypes[0], seed_nodes
+    )
     if refusal is not None:
         return refusal
     if seed_nodes.numel() == 0:
@@ -79,74 +79,15 @@ def plan(
     structure = structure_of(g._graph)
     if isinstance(structure, Refusal):
         return structure
-    columns = _columns(g, structure, sampler.prob)
+    columns = columns_of(g, structure, g.canonical_etypes[0], sampler.prob)
     if isinstance(columns, Refusal):
         return columns
     return lambda: _blocks(g, columns, seed_nodes, fanouts, bool(sampler.replace), excluded)
 
 
-class _Columns(NamedTuple):
-    """Edges that may be drawn, grouped by destination.
-
-    Attributes:
-        ptr: ``[nodes + 1]``, where those of each destination begin.
-        row: ``[edges]``, their sources.
-        edge_ids: ``[edges]``, their numbers; ``None`` where that is their order.
-        weight: ``[edges]``, in proportion to which they are drawn; ``None`` for equal chances.
-    """
-
-    ptr: Tensor
-    row: Tensor
-    edge_ids: Tensor | None
-    weight: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self if tensor is not None)
-
-
-def _columns(g: Any, structure: Structure, name: str | None) -> _Columns | Refusal:
-    """The edges that may be drawn by the feature of this name, or why not to draw by it."""
-    if name is None:
-        return _Columns(structure.ptr, structure.index, structure.edge_ids)
-    if name not in g.edata:
-        return Refusal("probabilities that edges do not have")
-    values = g.edata[name]
-    refusal = plain_tensor("prob", values)
-    if refusal is not None:
-        return refusal
-    if values.dim() != 1 or values.dtype not in (torch.bool, torch.float32, torch.float64):
-        return Refusal("probabilities that are neither one float nor one bool for each edge")
-    if values.is_inference():  # edits of which nobody counts
-        return _drawable(structure, values)
-    # DGL, too, copies edges from one format to another once, and sees no edit of the first then.
-    key = "edges to draw", structure.identity, tensor_key(values)
-    return recalled(key, _drawable, (structure, values), [values])
-
-
-def _drawable(structure: Structure, values: Tensor) -> _Columns:
-    """The edges whose value is true or positive."""
-    ids = structure.edge_ids
-    by_place = values.detach() if ids is None else values.detach().index_select(0, ids)
-    is_mask = values.dtype == torch.bool
-    if not is_mask and not bool(((by_place >= 0) & by_place.isfinite()).all()):
-        wrong = values[~((values >= 0) & values.isfinite())][0].item()
-        raise ValueError(f"prob must be at least 0 and finite on all edges, got {wrong}")
-    drawn = by_place if is_mask else by_place > 0
-    places = drawn.nonzero().squeeze(1)
-    before = torch.cat([places.new_zeros(1), drawn.cumsum(0)])
-    return _Columns(
-        before.index_select(0, structure.ptr).to(structure.ptr.dtype),
-        structure.index.index_select(0, places),
-        places if ids is None else ids.index_select(0, places),
-        None if is_mask else by_place.index_select(0, places),
-    )
-
-
 def _blocks(
     g: Any,
-    columns: _Columns,
+    columns: Columns,
     output_nodes: Tensor,
     fanouts: list[int],
     replace: bool,

@@ -95,10 +95,13 @@ def with_itself(structure: Structure) -> Named:
 
 
 def _with_itself(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst: int) -> Grouped:
-    nodes = torch.arange(num_dst, device=ptr.device)
-    ends = ptr + torch.arange(num_dst + 1, device=ptr.device, dtype=ptr.dtype)
-    is_edge = torch.ones(len(index) + num_dst, dtype=torch.bool, device=ptr.device)
-    is_edge[ends[1:].long() - 1] = False
-    sources = torch.empty(len(is_edge), dtype=index.dtype, device=index.device)
-    sources[is_edge], sources[~is_edge] = index, nodes.to(index.dtype)
+    device, dtype = index.device, index.dtype  # one for both, or else they would be converted
+    nodes = torch.arange(num_dst, device=device, dtype=dtype)
+    ends = ptr.to(dtype) + torch.arange(num_dst + 1, device=device, dtype=dtype)
+    last = ends[1:].long() - 1
+    is_edge = torch.ones(len(index) + num_dst, dtype=torch.bool, device=device)
+    is_edge[last] = False
+    sources = torch.empty(len(is_edge), dtype=dtype, device=device)
+    sources.masked_scatter_(is_edge, index)  # takes a quarter of the time of an index
+    sources[last] = nodes
     return Grouped.of(sources, ends, None, num_src, num_dst)

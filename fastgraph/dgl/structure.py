@@ -91,7 +91,7 @@ class Structure:
         return plain_tensor(name, value)
 
     def degrees(self) -> Tensor:
-        """The in-degree of each destination, ``[num_dst]``."""
+        """The in-degree of each destination, ``[num_dst]``, which nobody may edit."""
         return self.ptr.diff()
 
     def receivers(self) -> Tensor:
@@ -208,8 +208,14 @@ class Ungrouped(Structure):
         DGL's numbers of edges will be needed.
         """
         if self._plain is None and self._numbered is None:
-            return torch.bincount(self._ends[1], minlength=self.num_dst)
+            return self._in_degrees
         return super().degrees()
+
+    @_once
+    def _in_degrees(self) -> Tensor:
+        """These are counted once, too, as edges are never grouped where sums are left to DGL."""
+        with normal_mode():  # what is kept must serve training as well
+            return torch.bincount(self._ends[1], minlength=self.num_dst)
 
     @_once
     def out_degrees(self) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from dgl.frame import Column, Frame
 from dgl.function.base import BuiltinFunction
 from dgl.heterograph_index import HeteroGraphIndex
-from dgl.init import zero_initializer
 from torch import Tensor, nn
 
 from fastgraph.dgl.conditions import call_refusal
@@ -31,10 +30,12 @@ from fastgraph.dgl.expressions import (
 from fastgraph.dgl.functions import Pair, pair_of
 from fastgraph.dgl.index_objects import is_below
 from fastgraph.dgl.ranks import ranks
+from fastgraph.dgl.repeated import Plan, keep, planned_again
 from fastgraph.dgl.sizes import ProgramWork
-from fastgraph.dgl.structure import Structure, sizes_of, structure_of
-from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
+from fastgraph.dgl.structure import sizes_of, structure_of
+from fastgraph.dgl.tracing import KINDS, Call, State, reduction_refusal, traced
 from fastgraph.edge_programs.operations import EXTREMA
+from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.prepared import Prepared
 from fastgraph.layers.tracing import Outcomes, mode_refusal
 from fastgraph.plugins.backend import device_type
@@ -101,7 +102,7 @@ def plan_of_layer(
         return pair
     frames = {kind: Frame(dict(features[kind]) if kind in features else None) for kind in KINDS}
     call = Call(pair, None, own, frames, graph._graph.number_of_edges(0))
-    planned = _plan(graph, call, has_bounds=False)
+    planned = _plan(graph, call, None)
     if isinstance(planned, Refusal):
         _remember(pair, planned)
     return planned
@@ -110,6 +111,9 @@ def plan_of_layer(
 def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Computation | Refusal:
     if torch.compiler.is_compiling():
         return Refusal("within torch.compile, which does not look into DGL's graphs")
+    again = planned_again(graph, functions, is_of_edges)
+    if again is not None:
+        return functools.partial(_compute, again)
     gidx = graph._graph
     num_edges = gidx.number_of_edges(0)
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
@@ -127,7 +131,7 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
         return pair
     named = dict(zip(KINDS, frames, strict=True))
     call = Call(pair, own[0], own[1], named, num_edges, is_of_edges)
-    planned = _plan(graph, call, has_bounds)
+    planned = _plan(graph, call, functions if has_bounds else None)
     if planned is TOO_SMALL:
         _TOO_LITTLE.add(owner, num_edges, _kind_of(*kind))
     elif isinstance(planned, Refusal):
@@ -190,10 +194,18 @@ def _remember(pair: Pair, outcome: Any) -> None:
         remember(pair.layer, outcome)
 
 
-def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
+def _plan(graph: Any, call: Call, functions: tuple[Any, Any] | None) -> Computation | Refusal:
+    """The computation of a call.
+
+    Args:
+        graph: with one relation.
+        call: its functions and features.
+        functions: the same as they were given, of a call that is kept and that has bounds; ``None``
+            for others.
+    """
     if call.num_edges == 0:
         return Refusal("a graph without edges")
-    refusal = mode_refusal() or _reduction_refusal(call)
+    refusal = mode_refusal() or reduction_refusal(call)
     if refusal is not None:
         return refusal
     device = graph.device
@@ -208,7 +220,8 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     if isinstance(outcome, Refusal):
         return outcome
     tensors = _tensors(call, outcome)
-    if has_bounds and _work(call, outcome, tensors).is_too_little(call.num_edges):
+    work = _work(call, outcome, tensors)
+    if functions is not None and work.is_too_little(call.num_edges):
         return TOO_SMALL
     refusal = _outcome_refusal(graph._graph, call, outcome)
     refusal = refusal or _tensors_refusal(device, call.num_edges, tensors)
@@ -221,7 +234,10 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
         refusal = structure.refusal(name, tensor)
         if refusal is not None:
             return refusal
-    return functools.partial(_compute, call, outcome, structure, tensors)
+    plan = Plan(call, outcome, structure, tensors)
+    if functions is not None and known is not None and isinstance(known.state, State):
+        keep(functions, known.state, plan, work)
+    return functools.partial(_compute, plan)
 
 
 def _outcome_refusal(gidx: Any, call: Call, outcome: Prepared) -> Refusal | None:
@@ -283,21 +299,6 @@ def _derived(outcome: Prepared) -> _Derived:
     return found
 
 
-def _reduction_refusal(call: Call) -> Refusal | None:
-    if call.message is not None and call.message.name not in COPIES:
-        return Refusal(f"messages by {call.message.name} that a function of users reduces")
-    if call.is_of_edges:
-        return None
-    if call.reduce is not None:
-        if call.reduce.name in REDUCTIONS:
-            return None
-        return Refusal(f"messages of users reduced by {call.reduce.name}")
-    frame = call.frames["dst"]
-    if frame._initializers or frame._default_initializer not in (None, zero_initializer):
-        return Refusal("nodes without edges that are initialised by a function of users")
-    return None
-
-
 def _tensors(call: Call, outcome: Prepared) -> dict[str, Tensor]:
     """The tensors that steps and expressions take, by the names of arguments."""
     needed = _derived(outcome).tensors
@@ -344,15 +345,17 @@ def _tensors_refusal(
     )
 
 
-def _compute(
-    call: Call, outcome: Prepared, structure: Structure, tensors: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _compute(plan: Plan) -> dict[str, Tensor]:
+    call, outcome, structure, tensors = plan
     _remember(call.pair, outcome)
     program, layer = outcome.traced.program, call.pair.layer
     is_numbered = any(operand.place == "edge" for operand in program.operands)
     is_numbered = is_numbered or call.is_of_edges or bool(outcome.winning)
     relation = structure.numbered() if is_numbered else structure.plain()
     reduce = call.reduce
+    graph = None
+    if isinstance(relation, Grouped) and structure.device.type == "cpu":
+        graph = relation.graph
     results = outcome.compute(
         layer,
         tensors,
@@ -362,6 +365,7 @@ def _compute(
         False,
         relation.edges.ptr,
         ranks=functools.partial(ranks, structure, reduce is None),
+        graph=graph,
     )
     after: Any = outcome.traced.after
     if call.is_of_edges:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from dgl.frame import Column
-from torch import Tensor
+from dgl.init import zero_initializer
+from torch import Tensor, nn
 
 from fastgraph.dgl.batches import EdgeFeatures, Features, NodeFeatures, refuse
 from fastgraph.dgl.expressions import DATA, OUTPUT, Expression
@@ -83,6 +84,7 @@ class Call:
         return (
             type(self.pair.layer),
             self.is_of_edges,
+            torch.get_default_dtype(),
             *((id(f.function.__code__), f.state) for f in functions),
             *((name, self._described(tensor)) for name, tensor in self.around.items()),
             *(None if f is None else _text_of(f) for f in (self.message, self.reduce)),
@@ -107,13 +109,29 @@ class Call:
         return Argument(KINDS[kind], tuple(column.shape), column.dtype)
 
 
+def reduction_refusal(call: Call) -> Refusal | None:
+    """Why messages are not reduced as a program would, of which nothing is asked."""
+    if call.message is not None and call.message.name not in COPIES:
+        return Refusal(f"messages by {call.message.name} that a function of users reduces")
+    if call.is_of_edges:
+        return None
+    if call.reduce is not None:
+        if call.reduce.name in REDUCTIONS:
+            return None
+        return Refusal(f"messages of users reduced by {call.reduce.name}")
+    frame = call.frames["dst"]
+    if frame._initializers or frame._default_initializer not in (None, zero_initializer):
+        return Refusal("nodes without edges that are initialised by a function of users")
+    return None
+
+
 def _text_of(function: Any) -> tuple[str, ...]:
     """A function of DGL's as text."""
     return type(function).__name__, *(f"{k}={v}" for k, v in sorted(vars(function).items()))
 
 
 @dataclass(frozen=True)
-class _State:
+class State:
     """The state in which a tracing holds.
 
     Attributes:
@@ -128,9 +146,14 @@ class _State:
 
     def holds(self, now: Call) -> bool:
         """True if another call would be traced in the same way."""
-        return all(now.column(kind, name) == found for kind, name, found in self.columns) and all(
-            guard.holds(now.pair.layer) for guard in self.guards
-        )
+        for kind, name, found in self.columns:
+            if now.column(kind, name) != found:
+                return False
+        return self.holds_around(now.pair.layer)
+
+    def holds_around(self, layer: nn.Module | None) -> bool:
+        """The same where the features are known to be the same, of the layer and the code."""
+        return False not in [guard.holds(layer) for guard in self.guards]
 
 
 def traced(call: Call, device: torch.device) -> Known:
@@ -147,7 +170,7 @@ def traced(call: Call, device: torch.device) -> Known:
         refusal = Refusal("a variable around its functions is a tensor without values")
     if refusal is not None:
         guards = tuple(f.reading(layer).guard(layer) for f in call.pair.functions)
-        return Known(_State(guards, codes, ()), refusal)
+        return Known(State(guards, codes, ()), refusal)
     columns = {
         (kind, name): call.column(kind, name)
         for kind, frame in call.frames.items()
@@ -163,7 +186,7 @@ def traced(call: Call, device: torch.device) -> Known:
         if not tracing.asks_for_others:
             break
     read = tuple((kind, name, columns.get((kind, name))) for kind, name in sorted(asked))
-    state = _State(tuple(guards_found), codes, read)
+    state = State(tuple(guards_found), codes, read)
     if isinstance(found, Traced) and found.kept:
         found = Refusal(f"its message is no edge program: it sets the attribute {found.kept[0]}")
     if isinstance(found, Traced) and found.types is not None:

@@ -151,6 +151,7 @@ class KnownGraph(NamedTuple):
 
     graph: Graph
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+    ptr: Tensor | None = None
 
     def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
         """The result of ``compute(*arguments)``, in which the look-up of the graph is skipped.
@@ -169,7 +170,7 @@ def known_graph(
 ) -> Graph | None:
     """The :class:`KnownGraph` that arguments of :func:`graph_of` mean, if it is one."""
     known = _THREAD.known
-    if known is None or index is not known.index or ptr is not None or self_loops:
+    if known is None or index is not known.index or ptr is not known.ptr or self_loops:
         return None
     graph = known.graph
     return graph if num_src == graph.num_src and num_dst == graph.num_dst else None

@@ -146,7 +146,7 @@ class Prepared:
         operands = self.traced.operands(given)
         matrices = [operands.pop(name) for name in self.traced.maps]
         given_edges = edges, ptr, num_gathered, num_out, is_reversed
-        run: Callable[..., Sequence[Tensor]] = _run
+        run: Callable[..., Sequence[Tensor]] = functools.partial(_run, graph=graph)
         if typed is not None:
             derived = DerivedIndex(edges, self._saved_beside(edges, index, given))
             run = functools.partial(derived.while_computing, _run)
@@ -315,9 +315,11 @@ class Prepared:
         return "\n".join(lines)
 
 
-def _run(program: Program, operands: Mapping[str, Tensor], *edges: Any) -> Sequence[Tensor]:
+def _run(
+    program: Program, operands: Mapping[str, Tensor], *edges: Any, graph: Graph | None = None
+) -> Sequence[Tensor]:
     matrices = [matrix_of(operand, operands[operand.name]) for operand in program.operands]
-    return run_program(program, matrices, *edges)
+    return run_program(program, matrices, *edges, graph=graph)
 
 
 def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -142,7 +142,7 @@ def run_program(
     if graph is None or not needs_no_dispatcher(matrices):
         out = EDGE_PROGRAM(*given)
     elif is_recorded or not index.is_cpu:
-        out = KnownGraph(graph, index).while_computing(_DIRECT, *given)
+        out = KnownGraph(graph, index, ptr).while_computing(_DIRECT, *given)
     else:
         out = _computed(graph, matrices, ran, transpose)
     if moments is None:
@@ -410,11 +410,11 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
     is_plain = needs_no_dispatcher(values) and not is_transformed()  # then no gradient is a batch
     if not is_plain and is_transformed(*values):
         run = _in_torch
-    elif is_plain and ptr is None and index.is_cpu:
+    elif is_plain and index.is_cpu:
         # All passes are on one graph, and the engine has looked at the gradients. On a GPU each
         # look-up spoils the results of one pass where the graph is stale.
         graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
-        run = functools.partial(KnownGraph(graph, index).while_computing, _DIRECT)
+        run = functools.partial(KnownGraph(graph, index, ptr).while_computing, _DIRECT)
     for made in passes:
         taken = [values[k] for k in made.taken]
         is_reversed = made.is_reversed != ctx.transpose

@@ -106,3 +106,20 @@ def test_attention_that_is_left_to_dgl_has_no_edges_grouped_twice(
         dglnn.EdgeGATConv(1, 1, 1, 1)(g, x, of_edges).sum().backward()
     assert sorted_graphs == [] and has_csc(g)
     assert fastgraph.status().row("EdgeGATConv").fell_back == 1
+
+
+def test_they_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no edges are ever grouped, as sums are left to DGL."""
+    g, counted = graph(random_edges(30, 20, 90), 30, 20), []
+    count = torch.bincount
+
+    def counting(*given: Any, **named: Any) -> Tensor:
+        counted.append(given)
+        return count(*given, **named)
+
+    monkeypatch.setattr(torch, "bincount", counting)
+    with fastgraph.enabled(strict=True):
+        first = both(g)
+        for degrees in both(g):
+            degrees.zero_()
+        assert all(map(torch.equal, both(g), first)) and len(counted) == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -238,6 +240,73 @@ def test_batches_are_the_same_for_any_number_of_workers_and_threads(
         results.append(epochs)
     assert all(result == results[0] for result in results[1:])
     assert len(results[0][0]) == (4 if negatives else 7)
+
+
+SPAWNED = """\
+import os
+from functools import partial
+
+import dgl
+import dgl.graphbolt as gb
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def drawn(graph, features, sampler, workers):
+    items = gb.ItemSet(torch.arange(40), names="seed_nodes")
+    batches = sampler(items, batch_size=10).sample_neighbor(graph, [4, 3])
+    batches = batches.fetch_feature(features, node_feature_keys=["x"])
+    torch.manual_seed(3)
+    found = []
+    for batch in gb.DataLoader(batches, num_workers=workers):
+        assert torch.equal(batch.node_features["x"][:, 0].long(), 2 * batch.input_nodes)
+        found.append((batch.seed_nodes.tolist(), batch.input_nodes.tolist()))
+    return sorted(found)
+
+
+def work(rank, store, graph, features):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    found = drawn(graph, features, partial(gb.DistributedItemSampler, drop_last=False), 0)
+    everywhere = [None, None]
+    dist.all_gather_object(everywhere, found)
+    seeds = [seed for each in everywhere for seeds, _ in each for seed in seeds]
+    assert sorted(seeds) == list(range(40)), seeds
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    whole = dgl.graph(tuple(torch.randint(60, (2, 900))), num_nodes=60)
+    graph = gb.from_dglgraph(whole, is_homogeneous=True)
+    feature = gb.TorchBasedFeature(2.0 * torch.arange(60).view(60, 1))
+    features = gb.BasicFeatureStore({("node", None, "x"): feature})
+    here = drawn(graph, features, gb.ItemSampler, 0)
+    mp.set_start_method("spawn")
+    assert drawn(graph, features, gb.ItemSampler, 1) == here
+    mp.spawn(work, args=(os.path.abspath("store"), graph, features), nprocs=2)
+    print("the same")
+"""
+
+
+def test_processes_that_are_spawned(tmp_path: Path) -> None:
+    """They get graphs and features, as in DGL's example with several processes."""
+    (tmp_path / "program.py").write_text(SPAWNED)
+    made = forks.fastgraph("program.py", cwd=tmp_path)
+    assert made.stdout == "the same\n", made.stderr
+
+
+def _killed(batch: Any) -> Any:
+    assert torch.utils.data.get_worker_info() is not None
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_is_an_error() -> None:
+    items = gb.ItemSet(torch.arange(60), names="seed_nodes")
+    batches = gb.ItemSampler(items, batch_size=30).sample_neighbor(homogeneous(), [2])
+    batches = batches.transform(_killed).fetch_feature(gb.BasicFeatureStore({}))
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .*(killed|exited)"):
+        list(gb.DataLoader(batches, num_workers=1))
 
 
 def test_training_draws_as_if_there_were_no_samples() -> None:

@@ -155,6 +155,94 @@ def test_dgls_seed_repeats_them_and_replacement() -> None:
     assert torch.equal(block.in_degrees(etype=RELATIONS[0]).long(), expected)
 
 
+NONE = dict(zip(RELATIONS, (3, 2, 0, 1, 0), strict=True))
+OTHER = dict(zip(RELATIONS, (0, 2, 0, 4, -1), strict=True))
+
+
+@pytest.mark.parametrize("fanouts", [[NONE], [2, OTHER], [NONE, 3, OTHER]], ids=["1", "2", "3"])
+@pytest.mark.parametrize("seeds", [SEEDS, {"b": SEEDS["b"]}, {"c": torch.arange(3)}], ids=str)
+def test_nothing_is_drawn_along_a_type(fanouts: list[Any], seeds: dict[str, Tensor]) -> None:
+    g = typed()
+    check(g, seeds, fanouts, NeighborSampler(fanouts).sample_blocks(g, seeds))
+    row = fastgraph.status().row(NAME)
+    assert (row.routed, row.fell_back) == (1, 0)
+    fastgraph.disable()
+    check(g, seeds, fanouts, NeighborSampler(fanouts).sample_blocks(g, seeds))
+
+
+@pytest.mark.parametrize("kind", ["mask", "float32", "float64", "mixed"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("is_excluding", [False, True])
+def test_by_probabilities_or_a_mask(kind: str, replace: bool, is_excluding: bool) -> None:
+    """Some types of edges have none, one has none that may be drawn."""
+    g = typed()
+    torch.manual_seed(1)
+    kinds = ("float64", "mask", "float32") if kind == "mixed" else (kind,) * 3
+    chances = {relation: torch.ones(g.num_edges(relation)) for relation in RELATIONS}
+    for number, (relation, of_one) in enumerate(zip(RELATIONS[:3], kinds, strict=True)):
+        found = torch.rand(300) * (torch.rand(300) > 0.4) * (number != 1)
+        chances[relation] = found
+        dtype = torch.bool if of_one == "mask" else getattr(torch, of_one)
+        g.edges[relation].data["p"] = found.to(dtype)
+    excluded = {RELATIONS[2]: torch.arange(0, 300, 3)} if is_excluding else None
+    seeds = {"b": torch.randperm(60)[:50], "a": torch.arange(40), "c": torch.arange(9)}
+    for fanout in (1, 4, -1, 60):
+        name = {"mask": "p"} if kind == "mask" else {"prob": "p"}
+        sampler = NeighborSampler([2, fanout], replace=replace, **name)
+        drawn: list[dict[Any, Tensor]] = []
+        for switch in (fastgraph.enable, fastgraph.disable):
+            switch()
+            _, _, (first, block) = sampler.sample_blocks(g, seeds, excluded)
+            drawn.append({})
+            for relation in RELATIONS:
+                ids = block.edges[relation].data[dgl.EID]
+                earlier = first.edges[relation].data[dgl.EID]
+                assert bool((chances[relation][ids] > 0).all())
+                assert bool((chances[relation][earlier] > 0).all())
+                here, ends = block.edges(order="eid", etype=relation), g.find_edges(ids, relation)
+                assert torch.equal(block.srcnodes[relation[0]].data[dgl.NID][here[0]], ends[0])
+                assert torch.equal(block.dstnodes[relation[2]].data[dgl.NID][here[1]], ends[1])
+                assert torch.equal(
+                    block.edges[relation].data["w"], g.edges[relation].data["w"][ids]
+                )
+                assert replace or len(ids.unique()) == len(ids)
+                drawn[-1][relation] = block.in_degrees(etype=relation)
+        for relation in RELATIONS:
+            ours, theirs = (one[relation] for one in drawn)
+            is_left_to_chance = is_excluding and relation == RELATIONS[2] and fanout >= 0
+            assert is_left_to_chance or torch.equal(ours, theirs)
+    fastgraph.enable()
+    row = fastgraph.status().row(NAME)
+    assert (row.routed, row.fell_back) == (4, 0)
+
+
+def test_inclusion_is_in_proportion_in_each_type() -> None:
+    star = torch.stack([torch.arange(10), torch.zeros(10, dtype=torch.int64)])
+    g = dgl.heterograph({("a", "r", "b"): tuple(star), ("b", "s", "b"): tuple(star)})
+    chances = {"r": torch.arange(10.0), "s": torch.tensor([0.0, 3.0] * 5).double()}
+    counts = {kind: torch.zeros(10, dtype=torch.float64) for kind in chances}
+    for kind, values in chances.items():
+        g.edges[kind].data["p"] = values
+    sampler = NeighborSampler([1], prob="p")
+    for _ in range(1500):
+        block = sampler.sample_blocks(g, {"b": torch.tensor([0])})[2][0]
+        for kind, count in counts.items():
+            count[block.edges[kind].data[dgl.EID]] += 1
+    for kind, count in counts.items():
+        some = chances[kind] > 0
+        assert not count[~some].any()
+        expected = 1500 * chances[kind][some].double() / chances[kind].sum()
+        assert chi_square(count[some], expected) < limit(int(some.sum()) - 1)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+def test_probabilities_that_are_none_are_named(wrong: float) -> None:
+    g = typed()
+    g.edges[RELATIONS[1]].data["p"] = torch.full((300,), wrong)
+    with pytest.raises(ValueError, match=f"prob must be at least 0 and finite .* got {wrong}"):
+        NeighborSampler([2], prob="p").sample_blocks(g, SEEDS)
+
+
 def test_inclusion_is_uniform_in_each_type() -> None:
     star = torch.stack([torch.arange(20), torch.zeros(20, dtype=torch.int64)])
     g = dgl.heterograph({("a", "r", "b"): tuple(star), ("b", "s", "b"): tuple(star)})
@@ -196,10 +284,12 @@ def test_a_loader() -> None:
 @pytest.mark.parametrize(
     ("options", "seeds", "reason"),
     [
-        ({"prob": "w"}, SEEDS, "probabilities of several types"),
+        ({"prob": "missing"}, SEEDS, "probabilities that edges do not have"),
+        ({"mask": "x2"}, SEEDS, "neither one float nor one bool"),
         ({"fanouts": [dict.fromkeys(RELATIONS[1:], 2)]}, SEEDS, "fanouts of other types"),
         ({"fanouts": [{kind[1]: 2 for kind in RELATIONS}]}, SEEDS, "several types of edges have"),
-        ({"fanouts": [dict.fromkeys(RELATIONS, 0)]}, SEEDS, "a fanout of 0"),
+        ({"fanouts": [dict.fromkeys(RELATIONS, 0)]}, SEEDS, "a fanout of 0 for all edges"),
+        ({"fanouts": [{**NONE, RELATIONS[1]: 0}]}, SEEDS, "a fanout of 0 for all edges"),
         ({}, {"d": torch.arange(2)}, "seeds of no type"),
         ({}, torch.arange(2), "nobody has named"),
         ({}, {"b": torch.tensor([1, 1])}, "come twice"),
@@ -207,8 +297,10 @@ def test_a_loader() -> None:
     ],
 )
 def test_what_is_left_to_dgl(options: Any, seeds: Any, reason: str) -> None:
+    g = typed()
+    g.edges[RELATIONS[1]].data["x2"] = torch.ones(300, dtype=torch.int8)
     with contextlib.suppress(dgl.DGLError):  # that of a wrong call
-        NeighborSampler(**{"fanouts": [2], **options}).sample_blocks(typed(), seeds)
+        NeighborSampler(**{"fanouts": [2], **options}).sample_blocks(g, seeds)
     row = fastgraph.status().row(NAME)
     assert (row.routed, row.fell_back) == (0, 1)
     assert reason in next(iter(row.reasons))

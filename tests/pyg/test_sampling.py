@@ -393,11 +393,12 @@ def test_samples_are_the_same_for_any_number_of_threads() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_workers_that_are_started_anew_have_our_sampler() -> None:
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_workers_that_are_started_anew_have_our_sampler(start: str) -> None:
     torch.manual_seed(5)
     expected = contents(link_loader())
     torch.manual_seed(5)
-    assert contents(link_loader(num_workers=1, multiprocessing_context="forkserver")) == expected
+    assert contents(link_loader(num_workers=1, multiprocessing_context=start)) == expected
 
 
 class _Killing:
