@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import fastgraph.sparse as fgs
 from fastgraph.routing.status import recording
@@ -85,9 +84,13 @@ def test_few_dot_products_without_softmax_are_separate(few: SparseMatrix) -> Non
         assert [*status.row("sparse").reasons] == waited
 
 
-def test_dropout_of_few_values_is_drawn_at_once(few: SparseMatrix) -> None:
+def test_dropout_of_few_values_waits_for_the_product(few: SparseMatrix) -> None:
     t = operands(few.shape, None)
-    assert type(F.dropout(attention(few, t).val, 0.5)) is Tensor
+    attended = attention(few, t)
+    dropped = fgs.val_like(attended, F.dropout(attended.val, 1.0))
+    with recording() as status:
+        out = dropped @ t[4]
+    assert status.row("sparse").routed == 1 and not out.any()
 
 
 def test_scores_of_gatv2_wait_as_long_as_a_softmax_takes_them(few: SparseMatrix) -> None:
