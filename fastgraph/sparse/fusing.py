@@ -240,7 +240,8 @@ def _separate(values: Expression, *tensors: Tensor) -> str | None:
 def takes_dropout(values: Expression) -> bool:
     """True if a product with these values, some of them dropped, may be one operator."""
     body = bare(values)
-    if not isinstance(body, Softmax) or body.is_computed:
+    is_few = are_few(values.pattern, values.shape.numel())  # separate operators draw in less time
+    if not isinstance(body, Softmax) or body.is_computed or is_few:
         return False
     score = body.arguments[0]
     return any(form(score) is not None for form in (sum_of_ends, dot_products, additive))

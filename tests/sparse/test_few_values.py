@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import fastgraph.sparse as fgs
 from fastgraph.routing.status import recording
@@ -84,13 +85,9 @@ def test_few_dot_products_without_softmax_are_separate(few: SparseMatrix) -> Non
         assert [*status.row("sparse").reasons] == waited
 
 
-def test_dropout_of_few_values_waits_for_the_product(few: SparseMatrix) -> None:
+def test_dropout_of_few_values_is_drawn_at_once(few: SparseMatrix) -> None:
     t = operands(few.shape, None)
-    attended = attention(few, t)
-    dropped = fgs.val_like(attended, F.dropout(attended.val, 1.0))
-    with recording() as status:
-        out = dropped @ t[4]
-    assert status.row("sparse").routed == 1 and not out.any()
+    assert type(F.dropout(attention(few, t).val, 0.5)) is Tensor
 
 
 def test_scores_of_gatv2_wait_as_long_as_a_softmax_takes_them(few: SparseMatrix) -> None:
