@@ -187,8 +187,12 @@ def dense_attention_backward(
     dtype = query.dtype
     wide = accumulator(dtype)
     grad, query, key, value = (x.to(wide) for x in (grad, query, key, value))
-    of_query, of_key, of_value = ([x.narrow(0, 0, 0)] for x in (query, key, value))
-    of_scores = [query.new_empty(0, query.shape[1])]
+    # Without pairs, too, each gradient is one of all tensors: a rank that has none is in step with
+    # others when gradients are differentiated.
+    given = grad, query, key, value
+    nothing = torch.stack([x.narrow(0, 0, 0).sum() for x in given]).sum()
+    of_query, of_key, of_value = ([x.narrow(0, 0, 0) + nothing] for x in given[1:])
+    of_scores = [query.new_empty(0, query.shape[1]) + nothing]
     graphs = dense_graphs(ptr, key_ptr, len(query), len(key))
     added = _of_graphs(bias, pair_type, graphs, wide)
     for graph in graphs:

@@ -134,6 +134,7 @@ class _Repeatable:
         tensors = self._tensors(call, frames, sizes)
         if (
             tensors is None
+            or self.outcome.draws_apart(call.num_edges, tensors.values())
             or execution_mode() is not None
             or mode_refusal() is not None
             or reduction_refusal(call) is not None

@@ -36,7 +36,7 @@ from fastgraph.dgl.structure import sizes_of, structure_of
 from fastgraph.dgl.tracing import KINDS, Call, State, reduction_refusal, traced
 from fastgraph.edge_programs.operations import EXTREMA
 from fastgraph.graphs.edges import Grouped
-from fastgraph.layers.prepared import Prepared
+from fastgraph.layers.prepared import DRAWS_APART, Prepared
 from fastgraph.layers.tracing import Outcomes, mode_refusal
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
@@ -220,6 +220,8 @@ def _plan(graph: Any, call: Call, functions: tuple[Any, Any] | None) -> Computat
     if isinstance(outcome, Refusal):
         return outcome
     tensors = _tensors(call, outcome)
+    if outcome.draws_apart(call.num_edges, tensors.values()):
+        return DRAWS_APART
     work = _work(call, outcome, tensors)
     if functions is not None and work.is_too_little(call.num_edges):
         return TOO_SMALL

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fastgraph.edge_programs.called import Called
 from fastgraph.edge_programs.node_counts import is_count
+from fastgraph.edge_programs.recorded import Refused
 from fastgraph.edge_programs.relations import EdgeTypes
-from fastgraph.edge_programs.traced import Argument, Index
+from fastgraph.edge_programs.traced import Argument, Dropout, Index
 
 NUM_EDGES, NUM_NODES = 64, 24
 
@@ -89,6 +93,12 @@ class Drawn:
         made = made + 0.1 if self.is_positive else (made * 16).round() / 4 - 2
         return made.requires_grad_()
 
+    def factors(self, dropout: Dropout) -> Tensor:
+        """Factors of edges in the place of those that a dropout draws."""
+        shape = (NUM_EDGES, *dropout.channels)
+        kept = torch.rand(shape, generator=self.generator, device="cpu") >= dropout.rate
+        return kept.to(torch.float64) / (1 - dropout.rate if dropout.rate < 1 else 1)
+
     def given(
         self, arguments: Mapping[str, object], own: Mapping[str, Tensor]
     ) -> dict[str, object]:
@@ -103,3 +113,41 @@ class Drawn:
             elif is_count(a):
                 found[name] = NUM_NODES
         return found
+
+
+class Dropping(TorchFunctionMode):
+    """Has dropouts multiply by factors that are given, one after the other, in place of drawn ones.
+
+    So neither is the generator of the process asked, of which other threads may draw, nor seeded.
+    """
+
+    def __init__(self, factors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._factors = iter(factors)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _DROPOUTS:
+            return func(*args, **kwargs)
+        given = _DROPOUTS[func] | dict(zip(_NAMES[func], args, strict=False)) | kwargs
+        if not given[_NAMES[func][2]] or given["p"] == 0:
+            return func(*args, **kwargs)
+        values, factors = given["input"], next(self._factors, None)
+        if factors is None or factors.shape != values.shape:
+            raise Refused("it draws other random numbers on other edges")
+        return values.mul_(factors) if given["inplace"] else values * factors
+
+
+_NAMES = {
+    F.dropout: ("input", "p", "training", "inplace"),
+    torch.dropout: ("input", "p", "train"),
+    torch.dropout_: ("input", "p", "train"),
+}
+_DROPOUTS: dict[Any, dict[str, Any]] = {
+    F.dropout: {"p": 0.5, "training": True, "inplace": False},
+    torch.dropout: {"inplace": False},
+    torch.dropout_: {"inplace": True},
+}
+"""Functions of torch that drop, with their defaults."""

@@ -164,7 +164,8 @@ class Recorder(Rules, TorchDispatchMode):
         if call.operation is aten.lift_fresh:  # as torch.tensor does, which gives no argument
             made = given["self"]
             return self.closed(tuple(made.shape), made.dtype, _NO_ARGUMENT)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if is_drawn and call.operation is not aten.dropout_:  # which is the same out of place
             raise Refused(f"it draws random numbers ({func})")
         tensors = [a for a in torch.utils._pytree.tree_leaves(given) if isinstance(a, Tensor)]
         if call.operation is aten.detach_ and id(tensors[0]) in self._closed:

@@ -17,6 +17,7 @@ _GETTERS = (
 )
 
 _FUNCTIONS = [vars(torch)[name] for name in _GETTERS if name in vars(torch)]
+_FUNCTIONS.append(torch.random.fork_rng)
 
 BUILTINS = frozenset(id(f) for f in _FUNCTIONS if isinstance(f, types.BuiltinFunctionType))
 """Those that are written in C++, by their identity."""

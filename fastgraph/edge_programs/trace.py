@@ -7,8 +7,8 @@ numbers. So a program is one only if it computes what the function does, gradien
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.called import Called, Raised
-from fastgraph.edge_programs.drawn import NUM_EDGES, NUM_NODES, Drawn
+from fastgraph.edge_programs.drawn import NUM_EDGES, NUM_NODES, Drawn, Dropping
 from fastgraph.edge_programs.dtypes import DTYPES, autocasting, in_double, widest
 from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights, spread
 from fastgraph.edge_programs.mapped import LINEAR, mapped
@@ -345,7 +345,8 @@ def _probe(
     own: dict[str, Any] = drawn.own | drawn.state
     with unchanged(call.layer):
         given = drawn.given(arguments, drawn.own)
-        with _repeatable_draws() if traced.dropouts else nullcontext():
+        factors = {name: drawn.factors(dropout) for name, dropout in traced.dropouts}
+        with Dropping(factors.values()):
             values = call.run(given, drawn.state, lambda message: reduce(message, own)).values
         for tensors, channels in zip(values, traced.shapes, strict=True):
             is_same = tensors[0].shape == (NUM_EDGES, *channels)
@@ -354,8 +355,7 @@ def _probe(
             if drawn.is_positive and not tensors[0].isfinite().any():
                 raise Refused("it has no finite values for positive ones")
         values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
-        with _repeatable_draws() if traced.dropouts else nullcontext():
-            with_pairs = own | traced.drawn(NUM_EDGES, drawn.row.device, torch.float64)
+        with_pairs = own | factors
         if traced.types is not None:
             types = own[traced.types.name]
             for owner in traced.pairs:
@@ -376,14 +376,6 @@ def _probe(
             raise Refused("its gradients are not those of its operations")
 
 
-@contextmanager
-def _repeatable_draws() -> Iterator[None]:
-    """Random numbers of the CPU from one state on, without others outside."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        yield
-
-
 def _saved(
     call: Called, arguments: Mapping[str, object], traced: Traced, reduce: Reduce, drawn: Drawn
 ) -> Mapping[str, frozenset[str]]:
@@ -393,7 +385,8 @@ def _saved(
         state = {name: own[name] for name in drawn.state}
         for name, tensor in drawn.state.items():
             state[name]._is_param = tensor._is_param
-        with unchanged(call.layer), _repeatable_draws():
+        factors = [drawn.factors(dropout) for _, dropout in traced.dropouts]
+        with unchanged(call.layer), Dropping(factors):
             given = drawn.given(arguments, own)
             reduced = call.run(given, state, lambda message: reduce(message, own))
         return list(itertools.chain(*reduced.values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,13 @@ from fastgraph.graphs.edges import DerivedIndex
 from fastgraph.graphs.graph import Graph
 from fastgraph.layers.typed_edges import TypedEdges
 from fastgraph.ops.edge_program import matrix_of, run_program, with_records
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.sizes import NARROW_PRODUCT, Work
+
+DRAWS_APART = Refusal(
+    "its message is no edge program: it draws random numbers in another order than that of edges, "
+    "whose features are not contiguous"
+)
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -93,6 +99,19 @@ class Prepared:
         # Caches find the one object of all that are equal by its identity.
         traced = replace(traced, program=parse(str(traced.program)))
         return cls(traced, private, tuple(found), work, winning)
+
+    def draws_apart(self, num_edges: int, tensors: Iterable[Tensor]) -> bool:
+        """True if its dropouts may take other random numbers than upstream's.
+
+        Those are drawn in the order in which values are in memory: that of features of edges.
+
+        Args:
+            num_edges: of the graph.
+            tensors: that the message takes.
+        """
+        return bool(self.traced.dropouts) and any(
+            t.shape[:1] == (num_edges,) and not t.is_contiguous() for t in tensors
+        )
 
     def compute(
         self,

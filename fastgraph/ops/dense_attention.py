@@ -55,10 +55,10 @@ def dense_attention(
     A query of whose pairs a bias makes all scores -infinity gets 0, as from torch's
     ``scaled_dot_product_attention``.
 
-    Dropout is that of :func:`attention`: a weight is kept if the first word of Philox4x32-10 for
-    the key ``seed`` and the counter ``(pair, head, 0, 0)`` is at least ``dropout * 2^32``. Pairs
-    are numbered graph by graph, query by query, key by key; of a number beyond 32 bits the upper
-    half is the third counter.
+    Dropout is that of :func:`attention`: a weight is kept if word ``head % 4`` of Philox4x32-10 for
+    the key ``seed`` and the counter ``(pair, head // 4, 0, 0)`` is at least ``dropout * 2^32``.
+    Pairs are numbered graph by graph, query by query, key by key; of a number beyond 32 bits the
+    upper half is the third counter.
 
     Args:
         query: ``[nodes, heads, channels]``, float32, float64, bfloat16 or float16.

@@ -41,10 +41,11 @@ the signatures of their kernels:
 
 The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
 aggregating nodes are called ``dst`` or query; what edges carry may be ``None``. ``dropout`` is a
-rate and ``seed`` an int: an edge is kept where the first word of Philox4x32-10 for the key ``seed``
-and the counter ``(edge, head, 0, 0)`` is at least ``dropout * 2^32``. Edges are numbered as the
-caller gave them. ``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the largest score and
-the inverse sum of exponentials of each aggregating node and head, zeros for one without edges.
+rate and ``seed`` an int: an edge is kept where word ``head % 4`` of Philox4x32-10 for the key
+``seed`` and the counter ``(edge, head // 4, 0, 0)`` is at least ``dropout * 2^32``. Edges are
+numbered as the caller gave them. ``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the
+largest score and the inverse sum of exponentials of each aggregating node and head, zeros for one
+without edges.
 ``alpha`` are the softmax weights with dropout, ``[E, heads]``, or ``[0, heads]`` where ``weights``
 is false. The keyword ``addend`` of forward kernels, ``None`` or ``[nodes or 1, heads, channels]``,
 is to be added to ``out``.

@@ -118,6 +118,12 @@ class Repeatable:
             or REGISTRY.refusal("edge_program", "cpu", outcome.traced.dtype) is not None
         ):
             return None
+        tensors = {
+            name: values[number] if position is None else values[number][position]
+            for name, number, position in self.taken
+        }
+        if outcome.draws_apart(edge_index.shape[1], tensors.values()):
+            return None
         num_in, num_out = sizes.num_in, sizes.num_out
         ends = (num_out, num_in) if self.transpose else (num_in, num_out)
         graph = unless_out_of_range(graph_of, edge_index, None, *ends)
@@ -131,10 +137,6 @@ class Repeatable:
             run = functools.partial(KnownGraph(graph, edge_index).while_computing, run)
         remember(module, outcome)
         count_program(self.label)
-        tensors = {
-            name: values[number] if position is None else values[number][position]
-            for name, number, position in self.taken
-        }
         results = run(module, tensors, edge_index, num_in, num_out, self.transpose)
         named = dict(zip(self.reductions, results, strict=True))
         out = aggregate.combined(module, named, lambda: edge_index[int(not self.transpose)])

@@ -24,7 +24,7 @@ from fastgraph.edge_programs.trace import trace
 from fastgraph.edge_programs.traced import Argument, Reduction, Traced
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.graphs.graph import MAX_INDEX
-from fastgraph.layers.prepared import Prepared
+from fastgraph.layers.prepared import DRAWS_APART, Prepared
 from fastgraph.layers.tracing import (
     Known,
     Outcomes,
@@ -278,6 +278,8 @@ def _plan(
     is_sharded = message.kept is None and is_defined_by(edge_index, *tensors.values())
     if is_sharded and outcome.traced.dropouts:
         return Refusal("its message is no edge program on ranks: it draws random numbers")
+    if outcome.draws_apart(num_edges, tensors.values()):
+        return DRAWS_APART
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:

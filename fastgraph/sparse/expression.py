@@ -297,7 +297,7 @@ class Leaf(Expression):
                 raise RuntimeError(
                     "an operand of the values of a sparse matrix, of shape "
                     f"{list(tensor.shape)}, was edited in place before the values were computed; "
-                    "ask for .val before, or edit a copy"
+                    "compute with the values before, or edit a copy"
                 )
 
     @property

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 
 import fastgraph
@@ -236,7 +237,40 @@ def dense_twice() -> dict[str, str]:
         results = [fgd.whole(x) for x in dense_derivatives(data, name)]
         found[name] = test_fused.difference(list(expected), results)
         found[f"{name} gathers"] = "".join(fgd.COUNTS.gathers)
+    for name, step in {"checkpoint": checkpointed, "few rows": of_few_rows}.items():
+        results = [fgd.whole(x) for x in step(shard("uneven")(graph()))]
+        found[name] = test_fused.difference(step(graph()), results)
+    x = by_heads(shard("uneven")(graph()).x.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        dtype = F.scaled_dot_product_attention(x, x, x).dtype
+    found["autocast"] = "" if dtype is torch.bfloat16 else str(dtype)
     return found
+
+
+def by_heads(x: Tensor) -> Tensor:
+    return x.view(NUM_NODES, 2, -1).transpose(0, 1)
+
+
+def checkpointed(data: Any) -> list[Tensor]:
+    """A gradient by tensors that are computed again, and given once."""
+
+    def attended(x: Tensor) -> Tensor:
+        heads = by_heads(x)
+        return F.scaled_dot_product_attention(heads, heads.sin(), heads.cos())
+
+    x = data.x.detach().clone().requires_grad_()
+    out = checkpoint(attended, x, use_reentrant=False)
+    assert isinstance(out, Tensor)
+    return [*torch.autograd.grad(out.square().sum(), x)]
+
+
+def of_few_rows(data: Any) -> list[Tensor]:
+    """Second derivatives of attention of two nodes, of which most ranks have no pair."""
+    x = data.x[:2].detach().clone().requires_grad_()
+    rows = x.view(2, 1, -1)
+    out, _ = ops.dense_attention(rows, rows.sin(), rows.cos(), torch.tensor([0, 2]))
+    (first,) = torch.autograd.grad((out * out.cos()).sum(), x, create_graph=True)
+    return [*torch.autograd.grad((first * first.sin()).sum(), x)]
 
 
 def trained(steps: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, GRUAggregation
 
 import fastgraph.dist as fgd
 from fastgraph.dist.graphs import partition
@@ -45,11 +45,24 @@ def on_this_rank() -> dict[str, Any]:
         assert torch.equal(fgd.whole(sharded.x[5:90]), data.x[5:90])
         assert torch.equal(fgd.whole(sharded.x[cluster == 3]), data.x[cluster == 3])
     expected = conv(data.x, data.edge_index).detach()
+    outs.append(expected + aggregated_in_order())
     return {
         "changes": changes,
         "off": max(float((out - expected).abs().max()) for out in outs),
         "errors": [error_of(*given) for given in wrong()],
     }
+
+
+def aggregated_in_order() -> Tensor:
+    """How far aggregations that go by the order of rows are off, whose groups ascend."""
+    groups = torch.arange(8) // 4
+    data = Data(torch.arange(8.0).view(8, 1), torch.zeros(2, 0, dtype=torch.int64), groups=groups)
+    aggregate = GRUAggregation(1, 1)
+    expected = aggregate(data.x, groups, dim_size=8).detach()
+    reverse = torch.arange(8).flip(0)
+    sharded = fgd.shard(data, parts=torch.zeros(8, dtype=torch.int64), order=reverse)
+    found = fgd.whole(aggregate(sharded.x, sharded.groups, dim_size=8)).detach()
+    return (found - expected).abs().max()
 
 
 def wrong() -> list[tuple[Any, Any]]:

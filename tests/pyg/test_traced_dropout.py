@@ -12,7 +12,17 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import fastgraph
-from tests.pyg.traced_layers import CHANNELS, EDGES, NODES, Scaled, refused, routed, traces, x64
+from tests.pyg.traced_layers import (
+    CHANNELS,
+    EDGES,
+    NODES,
+    Scaled,
+    refused,
+    routed,
+    traces,
+    with_message,
+    x64,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning"),
@@ -38,11 +48,27 @@ class DroppingTwice(Scaled):
         return kept * F.dropout(x_j, p=0.25, training=self.training)
 
 
+def message_by_torch(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return torch.dropout(x_i * x_j, 0.25, self.training)
+
+
 def heat() -> nn.Module:
     return pyg.HEATConv(CHANNELS, 4, 2, 3, 3, 5, 5, heads=2, dropout=0.5)
 
 
+class DroppingInPlace(Scaled):
+    """Edits what it has computed."""
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return F.dropout(x_i * x_j, 0.25, self.training, True)
+
+
 LAYERS = {
+    "own, in place": (DroppingInPlace, ()),
+    "own, by torch": (
+        lambda: with_message(message_by_torch)(),
+        (),
+    ),
     "own": (Dropping, ()),
     "own, twice": (DroppingTwice, ()),
     "RGATConv": (lambda: pyg.RGATConv(CHANNELS, 4, 3, heads=2, dropout=0.5), (TYPES,)),
@@ -107,6 +133,50 @@ def test_each_call_draws_anew() -> None:
         again = layer(x, EDGES)
     assert torch.equal(first, again) and not torch.equal(first, second)
     assert traces(layer) == 1
+
+
+def test_features_of_edges_in_another_order_are_left_to_upstream() -> None:
+    """Upstream draws in the order in which values are in memory."""
+
+    class OfEdges(Scaled):
+        def forward(self, x: Tensor, edge_index: Tensor, a: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, a=a)
+
+        def message(self, x_j: Tensor, a: Tensor) -> Tensor:
+            return F.dropout(a, p=0.5) * x_j
+
+    layer, x, a = OfEdges().double(), x64(), torch.randn(COUNT, CHANNELS).double()
+    for number in range(3):
+        torch.manual_seed(number)
+        expected = layer(x, EDGES, a)
+        with fastgraph.enabled(min_edges=0):
+            torch.manual_seed(number)
+            torch.testing.assert_close(layer(x, EDGES, a), expected)
+        assert fastgraph.status().rows[0].programs == number + 1
+    assert "not contiguous" in refused(layer, x, EDGES, a.t().contiguous().t())
+
+
+def test_forks_of_random_states_are_left_to_upstream() -> None:
+    class Forking(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            with torch.random.fork_rng():
+                return F.dropout(x_i * x_j, p=0.5)
+
+    refused(Forking().double(), x64(), EDGES)
+
+
+def test_tracing_asks_no_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads may draw meanwhile."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the generator was set")
+
+    monkeypatch.setattr(torch, "set_rng_state", fail)
+    monkeypatch.setattr(torch, "manual_seed", fail)
+    layer, x = DroppingTwice().double(), x64()
+    with fastgraph.enabled(min_edges=0):
+        layer(x, EDGES)
+    assert fastgraph.status().rows[0].programs == 1
 
 
 def test_tracing_draws_nothing() -> None:

@@ -97,8 +97,11 @@ def _groups(index: object, num_groups: int | None, rows: Layout) -> _Groups | No
             return None
         of_rank = torch.bincount(found.place, minlength=1).amax()
         place = on(found.place, index.local.device)
-        is_in_order = not bool((found.place.diff() < 0).any())
-        order = None if is_in_order else on(found.place.argsort(stable=True), place.device)
+        # Within a group rows stand as in the whole graph, wherever they are on this rank.
+        first = rows.position.argsort()
+        by_group = first[found.place[first].argsort(stable=True)]
+        is_in_order = bool((by_group.diff() == 1).all())
+        order = None if is_in_order else on(by_group, place.device)
         return _Groups(layout, place, int(transport.table_of(of_rank.view(1)).amax()), order)
 
     return index.cached(("groups", layout), make)

@@ -22,6 +22,7 @@ from fastgraph.ops.library import Context, needs_torch_operations
 class _OfKernel(Context):
     inputs: tuple[Tensor, Tensor, Tensor]
     out: Tensor  # by torch's kernel, with a graph whose tensors this function saves
+    unpacked: tuple[Tensor, ...]  # those, while its backward pass runs
     mask: Tensor | None
     scale: float
 
@@ -47,8 +48,7 @@ class _Attention(Function):
         def kept_one(number: int) -> Tensor:
             of_node = node()
             assert of_node is not None  # its backward pass is running
-            found: Tensor = of_node.saved_tensors[3 + number]
-            return found
+            return of_node.unpacked[number]
 
         with torch.enable_grad(), saved_tensors_hooks(keep, kept_one):
             first, second, third = (x.detach().requires_grad_() for x in (query, key, value))
@@ -59,12 +59,14 @@ class _Attention(Function):
 
     @staticmethod
     def backward(ctx: _OfKernel, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *_ = ctx.saved_tensors
+        query, key, value, *kept = ctx.saved_tensors  # at once, as checkpoints give them once
         found: tuple[Tensor, ...]
         if needs_torch_operations(grad):
-            found = _by_formula(query, key, value, ctx.mask, ctx.scale, grad)
+            found = _by_formula(query, key, value, ctx.mask, ctx.scale, grad.to(query.dtype))
         elif query.numel():
+            ctx.unpacked = tuple(kept)
             found = torch.autograd.grad(ctx.out, ctx.inputs, grad, retain_graph=True)
+            ctx.unpacked = ()
         else:
             found = tuple(map(torch.zeros_like, (query, key, value)))
         return *found, None, None
@@ -75,7 +77,7 @@ def _by_kernel(
 ) -> Tensor:
     if query.numel():
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-    return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    return query @ key.transpose(-2, -1) @ value  # nothing, in the dtype of autocast
 
 
 def _by_formula(
