@@ -78,7 +78,7 @@ MESSAGES: dict[str, tuple[Function, str]] = {
     "a new feature": (_edited, "it sets edges.data"),
     "values": (_branching, "aten.any"),
     "in place": (_in_place, "in place"),
-    "random": (lambda edges: {"m": F.dropout(edges.src["h"], 0.5)}, "random"),
+    "random": (lambda edges: {"m": edges.src["h"] * torch.rand_like(edges.src["h"])}, "random"),
     "a global layer": (lambda edges: {"m": LAYER(edges.src["h"])}, "LAYER"),
     "a partial": (functools.partial(lambda s, edges: {"m": s * edges.src["h"]}, 2), "partial"),
     "a method of no module": (
