@@ -366,6 +366,9 @@ void empty_rows_without_share(const SoftmaxOutputs<T>& outputs) {
   });
 }
 
+// Of each entry in the buffer of a block, where there is dropout.
+constexpr int kMostNumbers = 3;
+
 // The part of a backward pass over destinations that knows the softmax. `Pass` provides
 // find_dots(block), whose products lack the factor keep. For each entry and head there are
 // kNumbers that pass from this pass to another.
@@ -380,7 +383,7 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(this->grad, row); }
 
   // p and keep * product of each entry, and with dropout keep * p.
-  int64_t buffer_size() const { return (dropout.rate > 0 ? 3 : 2) * kBlock; }
+  int64_t buffer_size() const { return (dropout.rate > 0 ? kMostNumbers : 2) * kBlock; }
 
   A& delta_of(int64_t row, int64_t head) const { return delta[row * this->stats.heads + head]; }
 
@@ -541,7 +544,7 @@ struct DeltaOfCutRows : RowSums<Accumulator<T>> {
   const Pass& pass;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    A buffer[2 * kBlock];
+    A buffer[kMostNumbers * kBlock];
     state[0] += pass.fill(block, buffer);
   }
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
