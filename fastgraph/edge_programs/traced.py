@@ -128,9 +128,9 @@ class Dropout:
     channels: tuple[int, ...]
     dtype: torch.dtype
 
-    def drawn(self, num_edges: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def drawn(self, num_edges: int, device: torch.device) -> Tensor:
         """Factors ``[E, *channels]``: of the same random numbers that upstream's dropout takes."""
-        ones = torch.ones((num_edges, *self.channels), dtype=dtype, device=device)
+        ones = torch.ones((num_edges, *self.channels), dtype=self.dtype, device=device)
         return F.dropout(ones, self.rate, training=True)
 
 
@@ -233,11 +233,9 @@ class Traced:
             return None
         return tuple((name, self.steps[step].args[0]) for name, step in self.step_of.items())
 
-    def drawn(
-        self, num_edges: int, device: torch.device, dtype: torch.dtype | None = None
-    ) -> dict[str, Tensor]:
-        """The factors of dropouts, by name, in their own dtypes if none is told."""
-        return {name: d.drawn(num_edges, device, dtype or d.dtype) for name, d in self.dropouts}
+    def drawn(self, num_edges: int, device: torch.device) -> dict[str, Tensor]:
+        """The factors of dropouts, by name."""
+        return {name: dropout.drawn(num_edges, device) for name, dropout in self.dropouts}
 
     def operands(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """The operands of the program.

@@ -215,9 +215,8 @@ class Work(NamedTuple):
             return values < _LEAST_OF_FEW
         if self.widens_edges:
             return True
-        least = _LEAST_NARROW_VALUES
-        if self.width >= _WIDE:
-            least = _LEAST_VALUES // self.passes
+        is_wide = self.width >= _WIDE
+        least = _LEAST_VALUES // self.passes if is_wide else _LEAST_NARROW_VALUES
         if self.has_wide_edges:
             least = max(least, _LEAST_WITH_EDGES.bound())
         if self.is_half:

@@ -62,6 +62,10 @@ SCORES = frozenset({"dots", "leaky", "channels"})
 vector contracts, which separate operators store for each entry."""
 
 
+SCALING = (operator.mul, operator.truediv, operator.neg)
+"""Functions that, of dot products and numbers, give such scores again."""
+
+
 def may_wait(pattern: Pattern, heads: int, *tensors: Tensor, form: str | None = None) -> bool:
     """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`.
 
@@ -498,12 +502,9 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
 def _are_scaled(values: Sequence[Expression], function: Callable[..., Tensor]) -> bool:
     """True for dot products times numbers: a few scores, which wait for their softmax."""
     (made, *others) = values
-    while isinstance(made, Map) and made.function in _SCALING and len(made.arguments) == 1:
+    while isinstance(made, Map) and made.function in SCALING and len(made.arguments) == 1:
         (made,) = made.arguments
-    return isinstance(made, Dot) and not others and function in _SCALING
-
-
-_SCALING = (operator.mul, operator.truediv, operator.neg)
+    return isinstance(made, Dot) and not others and function in SCALING
 
 
 def mapped_later(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expression | None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import products
 from fastgraph.sparse.expression import (
+    SCALING,
     Contraction,
     Dot,
     Ends,
@@ -367,7 +368,7 @@ def _form(function: Callable[..., Any], virtual: Sequence[Virtual]) -> str | Non
     forms = [v.form for v in virtual]
     if function is F.leaky_relu and forms == ["sum"]:
         return "leaky"
-    if function in (operator.mul, operator.truediv, operator.neg) and forms == ["dots"]:
+    if function in SCALING and forms == ["dots"]:
         return "dots"
     are_both = forms == ["ends", "ends"] and {v.shape[0] is None for v in virtual} == {True, False}
     return "sum" if function is operator.add and are_both else None
