@@ -135,13 +135,6 @@ def test_it_is_attention_on_complete_graphs() -> None:
     torch.testing.assert_close(stats, other_stats)
 
 
-def test_of_pairs_beyond_32_bits_the_upper_half_is_a_counter() -> None:
-    found = dropout_factors(torch.empty(9, 2), 0.5, 3, 2**32 - 5)
-    assert torch.equal(found[:5], dropout_factors(torch.empty(5, 2), 0.5, 3, 2**32 - 5))
-    first = dropout_factors(torch.empty(64, 2), 0.5, 3)
-    assert not torch.equal(dropout_factors(torch.empty(64, 2), 0.5, 3, 2**32), first)
-
-
 def assert_of_the_size_of_roundings(
     ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]
 ) -> None:
