@@ -111,8 +111,8 @@ class Kept {
 
   Kept(const Dropout& dropout, int64_t first_head, int64_t first_pair)
       : seed_(dropout.seed),
-        first_head_(first_head),
-        first_pair_(first_pair),
+        first_head_(static_cast<uint64_t>(first_head)),
+        first_pair_(static_cast<uint64_t>(first_pair)),
         factors_(dropout.rate),
         drops_(dropout.rate > 0) {}
 
@@ -123,12 +123,12 @@ class Kept {
     constexpr int kHalf = kVectorBytes / 8;
     using W = Vector<uint64_t, kHalf>;
     uint32_t bits[N];
-    const int64_t own = first_head_ + head;
+    const uint64_t own = first_head_ + static_cast<uint64_t>(head);
 #pragma GCC unroll 2
     for (int first = 0; first < N; first += kHalf) {
-      const int64_t number = first_pair_ + pair + first;
-      const W numbers = lane_numbers<uint64_t, kHalf>() + static_cast<uint64_t>(number);
-      const W four = splat<uint64_t, kHalf>(static_cast<uint64_t>(own / 4));
+      const uint64_t number = first_pair_ + static_cast<uint64_t>(pair + first);
+      const W numbers = lane_numbers<uint64_t, kHalf>() + number;
+      const W four = splat<uint64_t, kHalf>(own / 4);
       W words[4] = {numbers, four, numbers >> 32, W{}};
       philox_blocks<kHalf>(seed_, words);
       const auto chosen = __builtin_convertvector(words[own % 4], Vector<uint32_t, kHalf>);
@@ -139,8 +139,8 @@ class Kept {
 
  private:
   uint64_t seed_;
-  int64_t first_head_;
-  int64_t first_pair_;
+  uint64_t first_head_;
+  uint64_t first_pair_;
   KeptFactors<A> factors_;
   bool drops_;
 };
