@@ -177,6 +177,7 @@ def _forms(
         return matrix * (fgs.dense(q) @ turned(x))
 
     bias = torch.randn(pattern.nnz, *last, requires_grad=True)
+    bias_h = torch.randn(pattern.nnz, heads, requires_grad=True)
 
     def biased() -> Any:
         scores = fgs.bsddmm(matrix, q, turned(k)).val * scale + bias
@@ -186,6 +187,10 @@ def _forms(
         "attention with a bias": {
             "fused": lambda: (biased(), (q, k, x, bias)),
             "separate": lambda: (softmax_spmm(dots(q, k) * scale + bias), (q, k, x, bias)),
+            "operator": lambda: (
+                ops.attention(qh, kh, xh, index, bias=bias_h, **edges)[0],
+                (qh, kh, xh, bias_h),
+            ),
         },
         "gatv2": {
             "fused": lambda: (gatv2(), (q, x, vector)),

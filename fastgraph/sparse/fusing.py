@@ -2,9 +2,9 @@
 
 From each virtual matrix to the sparse one that samples it, a path is one group ("High-Performance
 and Programmable Attentional Graph Neural Networks with Global Tensor Formulations", SC 2023,
-section 6.2). A softmax of scaled dot products is ``attention``, one of a LeakyReLU of sums ``gat``
-or ``gatv2``; factors of rows and columns alone go to the features of ``spmm``; all else that
-programs have instructions for is an edge program.
+section 6.2). A softmax of scaled dot products is ``attention``, with a bias or without, one of a
+LeakyReLU of sums ``gat`` or ``gatv2``; factors of rows and columns alone go to the features of
+``spmm``; all else that programs have instructions for is an edge program.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from fastgraph.sparse.expression import (
 )
 from fastgraph.sparse.matching import (
     Additive,
+    BiasedDots,
     Monomial,
     SumOfEnds,
     additive,
     bare,
+    biased_dots,
     dot_products,
     ends_of,
     has_infinity,
@@ -244,7 +246,9 @@ def takes_dropout(values: Expression) -> bool:
     if not isinstance(body, Softmax) or body.is_computed or is_few:
         return False
     score = body.arguments[0]
-    return any(form(score) is not None for form in (sum_of_ends, dot_products, additive))
+    return any(
+        form(score) is not None for form in (sum_of_ends, dot_products, biased_dots, additive)
+    )
 
 
 def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | str:
@@ -255,6 +259,8 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
     found: Plan | str
     if (dots := dot_products(score)) is not None:
         found = _attention(dots, score, x, options)
+    elif (biased := biased_dots(score)) is not None:
+        found = _attention(biased.dots[0], score, x, options, biased)
     elif (ends := sum_of_ends(score)) is not None:
         found = _gat(ends, score, x, options)
     elif (added := additive(score)) is not None:
@@ -268,7 +274,17 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
     return _program(score, x, is_softmax=True)
 
 
-def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, Any]) -> Plan | str:
+def _attention(
+    dots: Monomial,
+    score: Expression,
+    x: Tensor,
+    options: dict[str, Any],
+    biased: BiasedDots | None = None,
+) -> Plan | str:
+    if biased is not None and score.device.type != "cpu":
+        return "a bias, for which attention has a kernel on CPUs only"
+    if biased is not None and not biased.is_ordinary():
+        return "a bias that is infinite, or NaN"
     (dot,) = dots.dots
     query, key = ends_of(dot)
     if key.shape[-1] != (1 if x.dim() == 1 else x.shape[1]):
@@ -295,6 +311,7 @@ def _attention(dots: Monomial, score: Expression, x: Tensor, options: dict[str, 
             ptr=ptr,
             transpose=transpose,
             scale=dots.scale,
+            bias=None if biased is None else biased.bias(x.shape[1]),
             **options,
         )[0]
 

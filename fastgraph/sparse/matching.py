@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from dataclasses import dataclass, field
@@ -131,6 +132,66 @@ def dot_products(score: Expression) -> Monomial | None:
     """Scaled dot products, which only rows and columns may scale otherwise."""
     made = monomial(score)
     return made if made is not None and len(made.dots) == 1 and not made.entries else None
+
+
+@dataclass
+class BiasedDots:
+    """Scaled dot products and a bias of each entry.
+
+    Attributes:
+        dots: the dot products, as :func:`dot_products` finds them; one of them.
+        biases: ``[nnz]``, ``[nnz, heads]`` or ``[nnz, 1]``, each with what multiplies it.
+    """
+
+    dots: list[Monomial] = field(default_factory=list)
+    biases: list[tuple[float, Tensor]] = field(default_factory=list)
+
+    def bias(self, heads: int) -> Tensor:
+        """The sum of the biases, ``[nnz, heads]``."""
+        terms = [t if scale == 1 else t * scale for scale, t in self.biases]
+        total = functools.reduce(operator.add, (t.reshape(t.shape[0], -1) for t in terms))
+        return total.expand(-1, heads)
+
+    def is_ordinary(self) -> bool:
+        """True if no bias is infinite or NaN: a softmax of hidden entries alone is NaN."""
+        return all(math.isfinite(scale) and not has_infinity(t) for scale, t in self.biases)
+
+
+def biased_dots(score: Expression) -> BiasedDots | None:
+    """Dot products with biases of entries; ``None`` if the expression is something else."""
+    found = BiasedDots()
+    return found if _add_biased(score, 1.0, found) and found.dots and found.biases else None
+
+
+def _add_biased(values: Expression, scale: float, found: BiasedDots) -> bool:
+    values = bare(values)
+    if isinstance(values, Entries):
+        found.biases.append((scale, values.tensors[0]))
+        return True
+    if (dots := dot_products(values)) is not None:
+        found.dots.append(dots.times(Monomial(scale)))
+        return len(found.dots) == 1
+    if not isinstance(values, Map) or values.kwargs:
+        return False
+    if len(values.arguments) == 1:
+        factor = _factor_of(values)
+        return factor is not None and _add_biased(values.arguments[0], scale * factor, found)
+    if values.function not in (operator.add, operator.sub):
+        return False
+    first, second = values.arguments
+    second_scale = scale if values.function is operator.add else -scale
+    return _add_biased(first, scale, found) and _add_biased(second, second_scale, found)
+
+
+def _factor_of(made: Map) -> float | None:
+    """The number by which one expression is multiplied; ``None`` of other functions."""
+    if made.function is operator.neg:
+        return -1.0
+    if made.function is operator.mul:
+        return next(float(a) for a in made.args if not isinstance(a, Expression))
+    if made.function is operator.truediv and isinstance(made.args[0], Expression):
+        return 1 / float(made.args[1]) if made.args[1] != 0 else None
+    return None
 
 
 def monomial(values: Expression) -> Monomial | None:
