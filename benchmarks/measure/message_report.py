@@ -88,7 +88,8 @@ def markdown(results: dict[str, Any]) -> str:
         "peak of both passes above what was resident before. The difference is the largest one of"
         " outputs and gradients, over the norm of upstream's; near 1 where a gradient is 0 but for "
         "rounding, as that of `PointTransformerConv.lin_dst` is, of scores that all neighbours "
-        "share. Message passing alone: the calls of `propagate`, for layers whose messages are edge programs. *Both at most* is how many "
+        "share. Message passing alone: the calls of `propagate`, for layers whose messages are "
+        "edge programs. *Both at most* is how many "
         "times as fast both passes would be if products of each edge, those that the gradients "
         "compute again among them, took as long as torch's own product of two large matrices "
         "does, and all else no time at all.",
