@@ -198,7 +198,7 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 # The architectures of most GPUs for computing, which keep other kernels in memory than each other: of
 # 1,064, 118 differ. The others assemble the same PTX, so that it compiles for them, too. Where one of
 # them alone keeps more (now 28 kernels of sm_120, 8 of sm_86 and sm_89, 5 of sm_100) `test-all` tells.
-# So it does of attention in double and float16, of which one layout of each kind is compiled here.
+# So it does of attention in other types than float, of which one layout of each kind is compiled here.
 cuda: install ## compile the CUDA kernels, and compare their registers with those known
 	$(cusparse)
 	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers $(if $(ALL),,--architectures 90 --few-layouts)

@@ -84,7 +84,7 @@ def find_nvcc() -> str | None:
 def build(nvcc: str, architectures: Sequence[str] = (), few_layouts: bool = False) -> str:
     """The compiler's messages of a fresh build, for all architectures or for some.
 
-    With few layouts there are not all kernels of attention for double and float16.
+    With few layouts there are not all kernels of attention for other types than float.
     """
     shutil.rmtree(BUILD, ignore_errors=True)
     configure = [
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--few-layouts",
         action="store_true",
-        help="of attention one of each kind in double and float16, for which others stand",
+        help="of attention one of each kind in all types but float, which stands for them",
     )
     options = parser.parse_args(arguments)
     if options.write and options.few_layouts:

@@ -70,16 +70,13 @@ Heads<const T> gathered_heads(Heads<const T> x, const Csr& graph) {
   return x;
 }
 
-// Whether a type has every layout. For tests, others stand for some types, which have one of each
-// kind: whole or in parts, of single values or of packs. Float stands for all, but for what a
-// compiler keeps in registers, in which bfloat16 stands for float16.
+// Whether a type has every layout. For tests float alone has, and others have one of each kind:
+// whole or in parts, of single values or of packs.
 template <typename T>
-#if !defined(FASTGRAPH_FEW_LAYOUTS)
-constexpr bool kEveryLayout = true;
-#elif defined(FASTGRAPH_SIMT)
+#if defined(FASTGRAPH_FEW_LAYOUTS)
 constexpr bool kEveryLayout = std::is_same_v<T, float>;
 #else
-constexpr bool kEveryLayout = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
+constexpr bool kEveryLayout = true;
 #endif
 
 // Calls run with the layout for heads of a width; `packed` tells whether they consist of packs, at
