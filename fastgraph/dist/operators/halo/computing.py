@@ -106,10 +106,14 @@ class Halo(Mode):
         of_edges = [operand for operand, _ in present if operand.shape[0] == "edges"]
         edges = functools.partial(graph.edges_of, numbered=needs_weights(call) or bool(of_edges))
         addend, rows = graph.of_destinations(call.addend), graph.destinations
-        factor = dropout_of_weights(call, graph)
+        dropped = dropout_of_weights(call, graph)
 
         def compute(piece: Piece) -> Results:
-            own, kept = piece.of_addend(addend), piece.of_edges(factor)
+            own, kept = piece.of_addend(addend), dropped
+            if dropped is not None:
+                of_edges = piece.of_edges(dropped.of_edges)
+                assert of_edges is not None
+                kept = dropped._replace(of_edges=of_edges)
             how, given = attention, _of_piece(piece, places, inputs)
             if call.dropout > 0:
                 how, given = attention.given_scores(given, piece.num_rows)
