@@ -1,4 +1,4 @@
-"""What `shard(order="cluster")` gains: steps on ranks with the rows of each cluster by cluster.
+"""The gain of `shard(order="cluster")`: steps on ranks with the rows of each cluster by cluster.
 
     FASTGRAPH_DATA=... PYTHONPATH=. python benchmarks/dist_order.py [--graphs wordnet]
 

@@ -76,7 +76,7 @@ def agreed_order(
 
 
 def _kind_of_order(order: str | Tensor | None, sizes: Sequence[int]) -> str:
-    """What kind of order an argument is, if it can be used."""
+    """The kind of order that an argument is, if it can be used."""
     if order is None:
         return "None"
     if len(sizes) != 1:

@@ -32,7 +32,7 @@ Operands = Sequence[Tensor | None]
 
 
 class Dropped(NamedTuple):
-    """What dropout makes of the weights of some edges and heads.
+    """The factors by which dropout multiplies the weights of some edges and heads.
 
     Attributes:
         of_edges: int64 ``[edges]``, the numbers of the edges on one process, by which factors are
