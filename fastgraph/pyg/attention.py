@@ -312,7 +312,38 @@ def weights_refusal(edge_index: Tensor) -> Refusal | None:
     return None
 
 
-def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
-    """The return value of GATConv and GATv2Conv: weights come together with their edges."""
+def draws_by_row(module: Any, call: Accepted) -> bool:
+    """True if weights are dropped in the order of rows, whether they are returned or not.
+
+    One seed drops the same edges then. What else asks for the order in which edges were given does
+    so in both cases.
+    """
+    if dropout_rate(module) == 0:
+        return False
+    return is_plain(*call.inputs, call.edges.as_index()) and not is_recording()
+
+
+def with_weights(
+    module: Any, call: Accepted, edges: Edges, out: Tensor, alpha: Tensor | None
+) -> Any:
+    """The return value of GATConv and GATv2Conv: weights come together with their edges.
+
+    Args:
+        module: the layer.
+        call: features and edges.
+        edges: those of the operator.
+        out: the layer's result.
+        alpha: the weights of these edges, ``[E, heads]``; ``None`` if nobody asked for them.
+    """
+    if alpha is None:
+        return out
+    index = edges.index
+    if edges.ptr is not None:  # in the order of rows, see `draws_by_row`
+        index, loops = call.edges.as_index(), loops_of(module, call.inputs)
+        if loops is not None:
+            index = index_with_self_loops(index, loops)
+        numbers = graph_of(index, None, *map(len, call.inputs)).by_destination.edge_id
+        if numbers is not None:
+            alpha = torch.empty_like(alpha).index_copy_(0, numbers.long(), alpha)
     # A copy, because edits must not reach the remembered self-loops.
-    return out if alpha is None else (out, (edge_index.clone(), alpha))
+    return out, (index.clone(), alpha)
