@@ -16,7 +16,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.utils import add_self_loops
+from torch_geometric.utils.loop import compute_loop_attr
 
 from fastgraph.graphs.edges import (
     Edges,
@@ -287,12 +287,12 @@ def with_loop_features(module: Any, call: Accepted, edge_attr: Tensor) -> Tensor
     if loops is None:
         return edge_attr
     index = call.edges.as_index()
-    others, is_other = other_edges(index)
-    if others.shape[1] != index.shape[1]:
-        edge_attr = edge_attr[is_other]
-    found: Tensor
-    _, found = add_self_loops(others, edge_attr, module.fill_value, loops)
-    return found
+    others = other_edges(index)
+    if others.index.shape[1] != index.shape[1]:
+        edge_attr = others.of(edge_attr)
+    # All that upstream's `add_self_loops` does for features.
+    own = compute_loop_attr(others.index, edge_attr, loops, False, module.fill_value)
+    return torch.cat([edge_attr, own])
 
 
 def joint_width(module: Any, *_: object) -> object:
