@@ -92,6 +92,30 @@ def test_gradients_do_not_depend_on_the_cache() -> None:
     assert torch.equal(gradients[0], gradients[1])
 
 
+def test_degrees_are_counted_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, counted = edges(), []
+
+    def count(*args: object, **options: object) -> Tensor:
+        counted.append(args)
+        return bincount(*args, **options)
+
+    bincount = torch.bincount
+    monkeypatch.setattr(torch, "bincount", count)
+    x = torch.randn(NUM_SRC, 1, requires_grad=True)
+    for passes in (1, 2):  # a forward pass counts again: edges may have changed unnoticed
+        out = ungrouped(x, index, reduce="mean")
+        assert len(counted) == passes
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert len(counted) == passes
+    index.numpy()[:] = edges().numpy()
+    other = ungrouped(x, index, reduce="mean")
+    wide = ops.spmm(x.repeat(1, 4), index.clone(), num_out=NUM_DST, reduce="mean")
+    assert torch.equal(other, wide[:, :1])
+    (expected,) = torch.autograd.grad(wide[:, :1].sum(), x)
+    assert torch.allclose(torch.autograd.grad(other.sum(), x)[0], expected, atol=1e-4)
+    assert not torch.allclose(grad, expected, atol=1e-4)
+
+
 def test_a_layer_groups_edges_that_it_uses_often() -> None:
     index, x = edges()[:, :2000], torch.randn(NUM_SRC, 1)
     outs = []
