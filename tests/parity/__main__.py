@@ -36,6 +36,10 @@ def main(words: list[str] | None = None) -> int:
     run.add_argument(
         "--stand-ins", action="store_true", help="random graphs for data sets of PyG's examples"
     )
+    run.add_argument(
+        "--sampler", action="store_true", help="have examples sample by ours without fastgraph, too"
+    )
+    run.add_argument("--epochs", type=int, help="of an example, at most; default: all")
     run.add_argument("--seconds", type=float, default=120.0, help="for a case (default: 120)")
     run.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "parity", help="for sources and records"
@@ -64,6 +68,8 @@ def _run(options: argparse.Namespace) -> int:
         )
         scripts = [str(path.relative_to(source)) for path in paths]
     tests, examples = {}, {}
+    seeded = ["--stand-ins"] * options.stand_ins + ["--sampler"] * options.sampler
+    seeded += [] if options.epochs is None else [f"--epochs={options.epochs}"]
     for way in WAYS:
         files = [
             options.folder / f"{suite.name}-{kind}-{way}.jsonl" for kind in ("tests", "examples")
@@ -72,8 +78,7 @@ def _run(options: argparse.Namespace) -> int:
         if parts:
             run_tests(suite, source, way, parts, files[0], options.seconds)
         if scripts:
-            data = ["--stand-ins"] if options.stand_ins else []
-            run_examples(suite, source, way, scripts, files[1], options.seconds, data)
+            run_examples(suite, source, way, scripts, files[1], options.seconds, seeded)
         tests[way], examples[way] = (finished(read(file)) for file in files)
         print(f"{suite.title}, {way}: {time.monotonic() - started:.0f} s")
     known, versions = exceptions(), installed_versions()
