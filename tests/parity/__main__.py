@@ -85,15 +85,24 @@ def _run(options: argparse.Namespace) -> int:
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     named = (suite.name, [{w: e[w] for w in WAYS} for e in (tests, examples)])
     worse = 0
+    before = found.get(suite.name, {})
     entry = {"versions": versions, "tag": tag, "folders": list(parts)}
+    is_same = all(before.get(key) == entry[key] for key in ("versions", "tag"))
+    if not parts and is_same:
+        entry["folders"] = before["folders"]
     for kind, events in zip(("tests", "examples"), named[1], strict=True):
         of = parts if kind == "tests" else scripts
+        if not of and is_same:  # what was found of them holds
+            entry[kind] = before[kind]
+            continue
         chosen = {
             way: {c: e for c, e in events[way].items() if c.startswith(tuple(of))} for way in WAYS
         }
         other = differences(suite.name, *chosen.values(), known, versions)
         groups = of if kind == "tests" else sorted({str(Path(s).parent) for s in scripts})
         entry[kind] = as_json(counted(groups, *chosen.values()), other)
+        if kind == "examples" and of:
+            entry[kind]["options"] = seeded
         worse += sum(d.is_worse and not d.reason for d in other)
         for difference in other:
             if difference.is_worse and not difference.reason:
