@@ -63,7 +63,7 @@ def graph(typed: bool, dtype: torch.dtype) -> Any:
 
 
 def _call(loader: Any, data: Any, seed: Tensor, until: Tensor | None) -> tuple[Call, Any]:
-    """What a batch has been sampled from, and the places of edges by their numbers in the data."""
+    """The call that makes a batch, and the places of edges by their numbers in the data."""
     sampler, typed = loader.node_sampler, isinstance(data, HeteroData)
     columns, fanouts, places = {}, {}, {}
     for kind in data.edge_types if typed else [EDGE]:
