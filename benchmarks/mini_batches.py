@@ -6,8 +6,9 @@ Layers on samples (1,024 seeds, fanouts 15 and 10) of tolokers, of wordnet, of a
 38,000 nodes with 5 edges each and of a heterogeneous graph, on whole samples, and with
 ``trim_to_layer``, which leaves out of each layer what later ones do not need; and on batches of 128
 graphs of the size of molecules. Both sides train on the same batches in turns, so that what else
-the machine does meets both. Processor and wall time of a batch, sampling and gathering included.
-Besides, what sampling takes alone, and with gathering. Results go to
+the machine does meets both, and so does PyG's model without passing messages. Processor and wall
+time of a batch, sampling and gathering included. Besides, what sampling takes alone, and with
+gathering. Results go to
 ``benchmarks/results/<date>-<name>.json`` and ``.md``.
 """
 
@@ -18,6 +19,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +54,34 @@ def lower_quartile(values: list[tuple[float, float]]) -> tuple[float, float]:
 def measured(
     source: str, kind: str, loader: Any, way: tuple[str, Any], rounds: int, prefetch: bool
 ) -> dict[str, Any]:
-    """Milliseconds of a batch of both sides."""
+    """Milliseconds of a batch of both sides, and of PyG's without passing messages."""
     import torch
 
     import fastgraph
-    from measure.batches import model
+    from measure.batches import can_do_without_messages, model, without_messages
 
-    def side() -> tuple[float, float]:
+    def side(context: Callable[[Any], Any]) -> tuple[float, float]:
         torch.manual_seed(0)
         network = model(kind, source, loader)
-        return timed(lambda: epoch(network, loader, way[1]))
+        with context(network):
+            return timed(lambda: epoch(network, loader, way[1]))
 
     settings = {"prefetch": True} if prefetch else {}
-    plain, ours = [], []
+    sides: dict[str, Callable[[Any], Any]] = {
+        "plain": lambda network: nullcontext(),
+        "our": lambda network: fastgraph.enabled(**settings),
+    }
+    if can_do_without_messages(kind):
+        sides["least"] = without_messages
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for number in range(rounds + 1):
-        first = side()
-        with fastgraph.enabled(**settings):
-            second = side()
-        if number > 0:  # the first warms up
-            plain.append(first)
-            ours.append(second)
+        for name, context in sides.items():
+            taken = side(context)
+            if number > 0:  # the first warms up
+                times[name].append(taken)
     found: dict[str, Any] = {"source": source, "model": kind, "way": way[0], "prefetch": prefetch}
-    for name, times in (("plain", plain), ("our", ours)):
-        cpu, wall = lower_quartile(times)
+    for name in sides:
+        cpu, wall = lower_quartile(times[name])
         found[f"{name}_cpu"] = 1e3 * cpu / len(loader)
         found[f"{name}_wall"] = 1e3 * wall / len(loader)
     return found
@@ -124,6 +131,7 @@ def markdown(results: dict[str, Any]) -> str:
             cell["way"] + (", prefetched" if cell["prefetch"] else ""),
             *(f"{cell[key]:.1f}" for key in ("plain_cpu", "our_cpu")),
             f"{cell['plain_cpu'] / cell['our_cpu']:.2f}x",
+            *(_without_messages(cell) if "least_cpu" in cell else ("", "")),
             *(f"{cell[key]:.1f}" for key in ("plain_wall", "our_wall")),
             f"{cell['plain_wall'] / cell['our_wall']:.2f}x",
         ]
@@ -133,14 +141,15 @@ def markdown(results: dict[str, Any]) -> str:
         [cell["step"], f"{cell['cpu_ms']:.2f}", f"{cell['wall_ms']:.2f}"]
         for cell in results["alone"]
     ]
-    heading = ["graph", "model", "samples", "PyG, ms", "ours, ms", ""]
+    heading = ["graph", "model", "samples", "PyG, ms", "ours, ms", "", "no messages, ms", ""]
     return "\n".join(
         [
             "# Mini-batches",
             "",
             f"`{results['command']}`; milliseconds of a batch, of processor time and, in the last "
             "columns, by the wall clock, which counts what other programs do, too. Both sides have "
-            "our sampler.",
+            "our sampler. `no messages` is PyG's step without passing any, and behind it is by how "
+            "much PyG's would be faster if messages took no time.",
             "",
             *machine_lines(results["machine"]),
             *table([*heading, "PyG, wall", "ours, wall", ""], rows),
@@ -150,6 +159,10 @@ def markdown(results: dict[str, Any]) -> str:
             *table(["", "processor", "wall"], of_batches),
         ]
     )
+
+
+def _without_messages(cell: dict[str, Any]) -> tuple[str, str]:
+    return f"{cell['least_cpu']:.1f}", f"{cell['plain_cpu'] / cell['least_cpu']:.2f}x"
 
 
 @click.command(help=__doc__.split("\n\n")[0])

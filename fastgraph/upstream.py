@@ -55,7 +55,7 @@ LAYERS = {
         RoutedLayer("EGATConv", "egat_conv"),
         RoutedLayer("EGNNConv", "egnn_conv"),
         RoutedLayer("GatedGCNConv", "gated_gcn_conv"),
-        RoutedLayer("APPNPConv"),
+        RoutedLayer("APPNPConv", "appnp_conv"),
         RoutedLayer("ChebConv"),
         RoutedLayer("GCN2Conv"),
         RoutedLayer("GINConv"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch_geometric.nn import (
     PNA,
     GraphSAGE,
     HeteroConv,
+    MessagePassing,
     SAGEConv,
     global_mean_pool,
     to_hetero,
@@ -147,6 +149,40 @@ def can_train(kind: str, source: str) -> bool:
 
 def _histogram(batch: Any) -> Tensor:
     return torch.bincount(degree(batch.edge_index[1], batch.num_nodes, dtype=torch.long))
+
+
+@contextmanager
+def without_messages(network: nn.Module) -> Iterator[None]:
+    """Within, layers of PyG pass on what nodes have themselves, for which nothing is computed.
+
+    What remains is torch's: products, elementwise operations, the loss and their gradients. With
+    messages passed in no time at all, a step would take as long, or longer where a product has
+    lost its gradient, as one of both of GATv2's.
+    """
+
+    def own(edge_index: Any, x: Any, **_: Any) -> Tensor:
+        sources, destinations = x
+        return sources if destinations is None else destinations
+
+    layers = [layer for layer in network.modules() if isinstance(layer, MessagePassing)]
+    loops = [getattr(layer, "add_self_loops", None) for layer in layers]
+    for layer in layers:
+        if hasattr(layer, "add_self_loops"):
+            layer.add_self_loops = False
+        layer.propagate = own
+        layer.edge_updater = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        for layer, adds in zip(layers, loops, strict=True):
+            if adds is not None:
+                layer.add_self_loops = adds
+            del layer.propagate, layer.edge_updater
+
+
+def can_do_without_messages(kind: str) -> bool:
+    """False for ``PNA``, which multiplies several aggregates."""
+    return kind != "PNA"
 
 
 def whole(network: nn.Module, batch: Any) -> Tensor:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph.graphs.graph import Csr, Graph
+from fastgraph.graphs.memo import tensor_key
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel, accumulator
 from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
@@ -100,6 +102,7 @@ def dense_attention_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
 
 def spmm_coo_kernel(library: Callable[[], Any]) -> Kernel:
     """The kernel of ``spmm_coo``, by a native library that has it."""
+    latest = _InverseDegrees()
 
     def spmm_coo(
         index: Tensor,
@@ -118,9 +121,9 @@ def spmm_coo_kernel(library: Callable[[], Any]) -> Kernel:
                 native.check_edges(sources, destinations, num_src, num_dst)
             rows, cols = (sources, destinations) if transpose else (destinations, sources)
             if reduce == "mean":
-                row_scale = _inverse_degree(rows, num_out, x.dtype)
+                row_scale = latest.make(rows, num_out, x.dtype)
             else:
-                col_scale = _inverse_degree(cols, len(x), x.dtype)
+                col_scale = latest.again(cols, len(x), x.dtype)
             is_checked = True
         out = new_rows(x, (num_out, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
@@ -132,9 +135,33 @@ def spmm_coo_kernel(library: Callable[[], Any]) -> Kernel:
     return spmm_coo
 
 
-def _inverse_degree(nodes: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    degree = torch.bincount(nodes, minlength=size)
-    return degree.clamp_(min=1).to(accumulator(dtype)).reciprocal_()
+class _InverseDegrees:
+    """``1 / max(degree, 1)`` of nodes at one end of edges; the latest serves the gradient, too.
+
+    Upstream keeps the degrees of its forward pass in the same way. To count them takes as long as
+    a sum.
+    """
+
+    def __init__(self) -> None:
+        self._latest: tuple[object, StorageWeakRef, Tensor] | None = None
+
+    def make(self, nodes: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """For a mean of these nodes, ``[E]``, of ``size`` in all."""
+        degree = torch.bincount(nodes, minlength=size)
+        made = degree.clamp_(min=1).to(accumulator(dtype)).reciprocal_()
+        if not nodes.is_inference():
+            storage = StorageWeakRef(nodes.untyped_storage())
+            self._latest = (tensor_key(nodes), size, dtype), storage, made
+        return made
+
+    def again(self, nodes: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """The same for the gradient of a mean."""
+        latest = self._latest  # another thread may replace it
+        if latest is not None and not nodes.is_inference() and not latest[1].expired():
+            key, _, made = latest
+            if key == (tensor_key(nodes), size, dtype):
+                return made
+        return self.make(nodes, size, dtype)
 
 
 def spmm_by_head(kernel: Kernel) -> Kernel:

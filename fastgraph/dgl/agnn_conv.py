@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted
-from fastgraph.layers.attention import same_dtype
+from fastgraph.layers.attention import join_heads, same_dtype
 from fastgraph.layers.cosine import cosine_operands
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
@@ -61,4 +61,5 @@ def _forward(module: AGNNConv, call: Accepted) -> Tensor:
         ptr=edges.ptr,
         scale=1.0,
     )
-    return out.squeeze(1)
+    # Upstream's result is no view, which autograd would not let everybody change in place.
+    return join_heads(True, out, changed=True)

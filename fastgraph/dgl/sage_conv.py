@@ -20,7 +20,7 @@ from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
 from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, of_layer
 from fastgraph.layers.constant import summed
-from fastgraph.layers.sums import add_to
+from fastgraph.layers.sums import add_to, first_rows
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -77,9 +77,17 @@ def _fits(module: SAGEConv, call: Accepted) -> bool:
 
 
 def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:
-    h_src, out = _with_own(module, call)
-    is_mean = module._aggre_type != "pool"
+    kind = module._aggre_type
+    h_src = module.feat_drop(call.inputs.src)
+    h_dst = h_src if call.shared else module.feat_drop(call.inputs.dst)
+    is_mean = kind != "pool"
     is_narrowing = is_mean and module._in_src_feats > module._out_feats
+    out = None
+    if kind != "gcn" and not _is_watched(module):
+        if call.shared:  # in a block the destinations are the first of its sources
+            h_src, out = LINEAR.project_first(module.fc_self, h_src, call.num_dst)
+        else:
+            out = project(module.fc_self, h_dst)
     if is_mean:
         x = project(module.fc_neigh, h_src) if is_narrowing else h_src
         neighbours = _mean(module, call, x, edge_weight)
@@ -87,9 +95,10 @@ def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Te
         neighbours = _pooled(module, call, h_src)
     if out is None:
         out = neighbours if is_narrowing else project(module.fc_neigh, neighbours)
-        out = out if module.bias is None else out + module.bias
-    elif not LINEAR.knows(module.fc_self):  # `out` may be anybody's
-        out = out + (neighbours if is_narrowing else project(module.fc_neigh, neighbours))
+        if kind != "gcn":
+            out = module.fc_self(first_rows(h_dst, call.num_dst)) + out
+        elif module.bias is not None:
+            out = out + module.bias
     elif is_narrowing:
         out = add_to(out, neighbours)
     else:
@@ -99,15 +108,10 @@ def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Te
     return out if module.norm is None else module.norm(out)
 
 
-def _with_own(module: SAGEConv, call: Accepted) -> tuple[Tensor, Tensor | None]:
-    """Features of sources, and what destinations have of their own; with ``gcn`` nothing."""
-    h_src = module.feat_drop(call.inputs.src)
-    if module._aggre_type == "gcn":
-        return h_src, None
-    if not call.shared:
-        return h_src, project(module.fc_self, module.feat_drop(call.inputs.dst))
-    # In a block the destinations are the first of its sources.
-    return LINEAR.project_first(module.fc_self, h_src, call.num_dst)
+def _is_watched(module: SAGEConv) -> bool:
+    """True if somebody may see in which order modules are called, and what they return."""
+    names = ("fc_self", "fc_neigh", "fc_pool")
+    return any(not LINEAR.knows(m) for n in names if (m := module._modules.get(n)) is not None)
 
 
 def _mean(module: SAGEConv, call: Accepted, x: Tensor, edge_weight: Tensor | None) -> Tensor:

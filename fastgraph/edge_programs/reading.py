@@ -165,7 +165,6 @@ class _Module:
     tensors: tuple[tuple[int, str, Any], ...]
     attributes: tuple[tuple[str, Any, _Named], ...]  # with the name and the value of each
     absent: frozenset[str]
-    is_hooked: bool
 
     def holds(self, layer: nn.Module | None) -> bool:
         """True if the layer has this module, in this state."""
@@ -188,7 +187,7 @@ class _Module:
             or not attributes.keys().isdisjoint(self.absent)
         ):
             return False
-        if path and any(_hooks_of(attributes)) is not self.is_hooked:
+        if path and any(_hooks_of(attributes)):
             return False
         for store, name, described in tensors:
             tensor = (buffers if store else parameters).get(name, MISSING)
@@ -214,6 +213,12 @@ _hooks_of = itemgetter(
 """Those of the attributes of a module."""
 
 _description_of = attrgetter("shape", "dtype", "device", "layout")
+
+
+def hooked_module(layer: nn.Module) -> str | None:
+    """The path of a module within a layer that has hooks, which are not to see what is traced."""
+    modules = layer.named_modules(remove_duplicate=False)
+    return next((path for path, module in modules if path and any(_hooks_of(vars(module)))), None)
 
 
 def _is_stateless(module: nn.Module) -> bool:
@@ -414,9 +419,6 @@ class Reading:
                 self._of_class(kind, owner, met, named)
         for path, module in found:
             attributes = vars(module)
-            is_hooked = bool(path) and any(_hooks_of(attributes))
-            if is_hooked:
-                self._doubt(f"{path} has hooks")
             read = sorted(self._names & attributes.keys() - _OF_MODULES)
             yield _Module(
                 tuple(path.split(".")) if path else (),
@@ -432,7 +434,6 @@ class Reading:
                     for known in self._known(_ATTRIBUTES, attributes, read, path, met)
                 ),
                 frozenset(self._names - attributes.keys()),
-                is_hooked,
             )
 
     def _of_class(self, kind: type, owner: type, met: list[Any], named: list[_Named]) -> None:

@@ -392,16 +392,23 @@ class OtherEdges(NamedTuple):
 
     Attributes:
         index: ``[2, E']``.
-        is_other: bool ``[E]``, which of all edges these are.
+        chosen: which of all edges these are: their numbers, int64 ``[E']``; of a subclass of
+            tensors a mask, bool ``[E]``, by which ranks need not send anything.
     """
 
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
-    is_other: Tensor
+    chosen: Tensor
+
+    def of(self, values: Tensor) -> Tensor:
+        """The rows of these edges, of values of all edges ``[E, *channels]``."""
+        if self.chosen.dtype is torch.bool:
+            return values[self.chosen]
+        return values.index_select(0, self.chosen)  # takes a third of the time, backwards a half
 
     @property
     def nbytes(self) -> int:
         """Bytes of both."""
-        return self.index.nbytes + self.is_other.nbytes
+        return self.index.nbytes + self.chosen.nbytes
 
 
 def other_edges(index: Tensor) -> OtherEdges:
@@ -411,4 +418,8 @@ def other_edges(index: Tensor) -> OtherEdges:
 
 def _without_self_loops(index: Tensor) -> OtherEdges:
     is_other = index[0] != index[1]
-    return OtherEdges(index[:, is_other], is_other)
+    if type(index) is not Tensor:
+        return OtherEdges(index[:, is_other], is_other)
+    numbers = is_other.nonzero().squeeze(1)
+    ends = index[0].index_select(0, numbers), index[1].index_select(0, numbers)
+    return OtherEdges(torch.stack(ends), numbers)

@@ -1,4 +1,4 @@
-"""First uses of tensors, of which nothing is worth being remembered."""
+"""First uses of tensors, for which nothing is worth being remembered."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ MOST = 64
 
 
 class Sights:
-    """Keys under which something was done once, while the tensors that it was done with live."""
+    """Keys under which something was done, while the tensors that it was done with live.
 
-    def __init__(self) -> None:
-        self._tensors: OrderedDict[tuple[object, ...], list[StorageWeakRef]] = OrderedDict()
+    Args:
+        uses: how often it is done before something is worth being remembered.
+    """
+
+    def __init__(self, uses: int = 1) -> None:
+        self.uses = uses
+        self._seen: OrderedDict[tuple[object, ...], tuple[int, list[StorageWeakRef]]]
+        self._seen = OrderedDict()
         self._lock = threading.Lock()
 
-    def is_second(self, key: tuple[object, ...], tensors: list[Tensor]) -> bool:
-        """True if the same tensors were seen under this key before, once."""
+    def is_enough(self, key: tuple[object, ...], tensors: list[Tensor]) -> bool:
+        """True if the same tensors were seen under this key before, as often as they are used."""
         with self._lock:
-            before = self._tensors.pop(key, None)
+            count, storages = self._seen.pop(key, (0, []))
             # Mini-batches are often where the last one was.
-            if before is not None and not any(storage.expired() for storage in before):
+            if count and any(storage.expired() for storage in storages):
+                count = 0
+            if count >= self.uses:
                 return True
-            self._tensors[key] = [StorageWeakRef(t.untyped_storage()) for t in tensors]
-            if len(self._tensors) > MOST:
-                self._tensors.popitem(last=False)
+            if not count:
+                storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
+            self._seen[key] = count + 1, storages
+            if len(self._seen) > MOST:
+                self._seen.popitem(last=False)
             return False

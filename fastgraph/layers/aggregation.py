@@ -21,7 +21,7 @@ from fastgraph.graphs.edges import (
 from fastgraph.graphs.memo import is_recording
 from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
-from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges, coo_kernel, is_first_use
+from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges, coo_kernel, is_early_use
 from fastgraph.plugins.refusal import Refusal
 
 SUMS = REDUCTIONS
@@ -88,7 +88,7 @@ class Aggregation(NamedTuple):
             self.reduce in SUMS
             and self._coo_kernel() is not None
             and (
-                edges.transpose or weight is not None or is_first_use(edges.index, num_src, num_dst)
+                edges.transpose or weight is not None or is_early_use(edges.index, num_src, num_dst)
             )
         )
 

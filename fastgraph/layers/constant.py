@@ -69,7 +69,7 @@ def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
     kept: Tensor | None = MEMO.get(key, *tensors)
     if kept is None:
         # Where other content has come into the tensors, it may come again.
-        if MEMO.forget(key) or not _SIGHTS.is_second(key, tensors):
+        if MEMO.forget(key) or not _SIGHTS.is_enough(key, tensors):
             return aggregation.compute()
         with normal_mode(), torch.no_grad():  # what is kept must serve training as well
             kept = aggregation.compute()

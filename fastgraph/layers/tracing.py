@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fastgraph.edge_programs.reading import Guard, Reading, is_reading
+from fastgraph.edge_programs.reading import Guard, Reading, hooked_module, is_reading
 from fastgraph.edge_programs.traced import Traced
 from fastgraph.layers.prepared import Prepared, state_of
 from fastgraph.machine.randomness import kept_random_states
@@ -74,10 +74,11 @@ class Outcomes:
         """
         if is_reading():
             return Refusal("it is part of a message that is traced")
-        if isinstance(owner, nn.Module) and any(
-            isinstance(child, torch.jit.ScriptModule) for child in owner.modules()
-        ):
-            return Refusal("its layer has scripted modules")
+        if isinstance(owner, nn.Module):
+            if any(isinstance(child, torch.jit.ScriptModule) for child in owner.modules()):
+                return Refusal("its layer has scripted modules")
+            if (path := hooked_module(owner)) is not None:
+                return Refusal(f"its message is no edge program: {path} has hooks")
         with self._lock:
             count = self._traces.get(owner, 0)
             if count >= MOST_TRACES:

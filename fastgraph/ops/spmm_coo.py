@@ -4,8 +4,8 @@ To group edges takes several times as long as to add up so little along them, an
 weight of each edge in another order is what takes longest then. So ``spmm`` leaves such sums to the
 kernel ``spmm_coo``, which goes through the edges in the order in which they were given: with
 weights and over reversed edges always, as bits must not depend on what is cached. Along the edges
-both come to the same bits, and ``spmm_coo`` is for those that are used for the first time, of which
-the caller knows (:class:`UngroupedEdges`).
+both come to the same bits, and ``spmm_coo`` is for those that are used for the first few times, of
+which the caller knows (:class:`UngroupedEdges`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class _Thread(threading.local):
 
 
 _THREAD = _Thread()
-_SIGHTS = Sights()
+_SIGHTS = Sights(uses=16)
+"""By so many sums it takes as long to group edges as not to."""
 
 
 def coo_kernel(
@@ -82,11 +83,11 @@ def is_checked(index: Tensor) -> bool:
     return _THREAD.index is index
 
 
-def is_first_use(index: Tensor, num_src: int, num_dst: int) -> bool:
-    """True if the graph of an ``edge_index`` is not cached, and this was not asked before."""
+def is_early_use(index: Tensor, num_src: int, num_dst: int) -> bool:
+    """True if the graph of an ``edge_index`` is not cached, and this was asked a few times only."""
     if index.is_inference() or is_remembered(index, num_src, num_dst):
         return False
-    return not _SIGHTS.is_second((tensor_key(index), num_src, num_dst), [index])
+    return not _SIGHTS.is_enough((tensor_key(index), num_src, num_dst), [index])
 
 
 def check_edges(index: Tensor, num_src: int, num_dst: int) -> None:

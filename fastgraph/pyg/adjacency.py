@@ -24,9 +24,10 @@ class Adjacency:
     ``NeighborSampler`` of ``torch_geometric.loader`` call, with their arguments and results.
 
     Args:
-        row: the row of each entry, ``[entries]``, int64; or ``rowptr``.
-        rowptr: where the entries of each row begin and end, ``[rows + 1]``, int64.
-        col: the column of each entry, ``[entries]``, int64.
+        row: the row of each entry, ``[entries]``, integers, int64 from here on as nodes of PyG's
+            loaders are; or ``rowptr``.
+        rowptr: where the entries of each row begin and end, ``[rows + 1]``, as ``row``.
+        col: the column of each entry, ``[entries]``, as ``row``.
         value: a value of each entry, ``[entries, ...]``.
         sparse_sizes: the numbers of rows and columns.
         is_sorted: True if entries are sorted by row.
@@ -45,7 +46,7 @@ class Adjacency:
     ) -> None:
         if col is None or (row is None and rowptr is None):
             raise ValueError("an adjacency matrix needs col, and row or rowptr")
-        row, rowptr, col = (None if x is None else plain(x) for x in (row, rowptr, col))
+        row, rowptr, col = (None if x is None else plain(x).long() for x in (row, rowptr, col))
         assert col is not None
         if sparse_sizes is None:
             sparse_sizes = _extent(row, rowptr), _extent(col, None)

@@ -16,7 +16,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.utils import add_self_loops
+from torch_geometric.utils.loop import compute_loop_attr
 
 from fastgraph.graphs.edges import (
     Edges,
@@ -287,12 +287,12 @@ def with_loop_features(module: Any, call: Accepted, edge_attr: Tensor) -> Tensor
     if loops is None:
         return edge_attr
     index = call.edges.as_index()
-    others, is_other = other_edges(index)
-    if others.shape[1] != index.shape[1]:
-        edge_attr = edge_attr[is_other]
-    found: Tensor
-    _, found = add_self_loops(others, edge_attr, module.fill_value, loops)
-    return found
+    others = other_edges(index)
+    if others.index.shape[1] != index.shape[1]:
+        edge_attr = others.of(edge_attr)
+    # All that upstream's `add_self_loops` does for features.
+    own = compute_loop_attr(others.index, edge_attr, loops, False, module.fill_value)
+    return torch.cat([edge_attr, own])
 
 
 def joint_width(module: Any, *_: object) -> object:
@@ -312,7 +312,38 @@ def weights_refusal(edge_index: Tensor) -> Refusal | None:
     return None
 
 
-def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
-    """The return value of GATConv and GATv2Conv: weights come together with their edges."""
+def draws_by_row(module: Any, call: Accepted) -> bool:
+    """True if weights are dropped in the order of rows, whether they are returned or not.
+
+    One seed drops the same edges then. What else asks for the order in which edges were given does
+    so in both cases.
+    """
+    if dropout_rate(module) == 0:
+        return False
+    return is_plain(*call.inputs, call.edges.as_index()) and not is_recording()
+
+
+def with_weights(
+    module: Any, call: Accepted, edges: Edges, out: Tensor, alpha: Tensor | None
+) -> Any:
+    """The return value of GATConv and GATv2Conv: weights come together with their edges.
+
+    Args:
+        module: the layer.
+        call: features and edges.
+        edges: those of the operator.
+        out: the layer's result.
+        alpha: the weights of these edges, ``[E, heads]``; ``None`` if nobody asked for them.
+    """
+    if alpha is None:
+        return out
+    index = edges.index
+    if edges.ptr is not None:  # in the order of rows, see `draws_by_row`
+        index, loops = call.edges.as_index(), loops_of(module, call.inputs)
+        if loops is not None:
+            index = index_with_self_loops(index, loops)
+        numbers = graph_of(index, None, *map(len, call.inputs)).by_destination.edge_id
+        if numbers is not None:
+            alpha = torch.empty_like(alpha).index_copy_(0, numbers.long(), alpha)
     # A copy, because edits must not reach the remembered self-loops.
-    return out if alpha is None else (out, (edge_index.clone(), alpha))
+    return out, (index.clone(), alpha)

@@ -25,6 +25,7 @@ from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
     Accepted,
     accepted,
+    draws_by_row,
     dropout_rate,
     edge_refusal,
     joint_width,
@@ -77,7 +78,7 @@ def plan(
         return refusal
     shared = module.lin is not None and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
-    numbered = weights or edge_attr is not None
+    numbered = edge_attr is not None or (weights and not draws_by_row(module, call))
     found = located(call, loops_of(module, call.inputs), numbered=numbered)
     if isinstance(found, Refusal):
         return found
@@ -154,7 +155,8 @@ def _forward(
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module.concat, out, terms), edges.index, alpha)
+    out = combine_heads(module.concat, out, terms)
+    return with_weights(module, call, edges, out, alpha)
 
 
 def _scores(x: Tensor, att: Tensor) -> Tensor:

@@ -108,9 +108,10 @@ def hetero_neighbor_sample(
     return_edge_id: bool = True,
 ) -> tuple[Any, ...]:
     """``pyg::hetero_neighbor_sample``: :func:`neighbor_sample` by types of nodes and edges."""
-    named = {_SEPARATOR.join(edge_type): edge_type for edge_type in edge_types}
-    # Of an edge type that has no edges there is nothing to sample.
-    types = {name: tuple(edge_type) for name, edge_type in named.items() if name in rowptr_dict}
+    named = {_SEPARATOR.join(edge_type): tuple(edge_type) for edge_type in edge_types}
+    # In the order of the graph, by which random numbers go: PyG has the types of a store from a
+    # set, whose order differs from process to process. Those that have no edges are not there.
+    types = {name: named[name] for name in rowptr_dict if name in named}
     dtype = next(iter(col_dict.values())).dtype if col_dict else torch.int64
     seeds = {name: seed.to(dtype) for name, seed in seed_dict.items()}
     if not types:
@@ -297,7 +298,8 @@ def ego_k_hop_sample_adj(
     )
     assert drawn.batch is not None
     num_nodes = rowptr.numel() - 1
-    keys = (drawn.batch * num_nodes + drawn.node).sort().values  # each node is there once
+    keys = drawn.batch.long() * num_nodes + drawn.node
+    keys = keys.sort().values  # each node is there once
     batch, nodes = keys // max(num_nodes, 1), keys % max(num_nodes, 1)
     ptr = row_pointers(batch, idx.numel())
     roots = torch.searchsorted(keys, torch.arange(idx.numel()) * num_nodes + idx)

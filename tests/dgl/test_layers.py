@@ -383,3 +383,45 @@ def test_hgt_of_blocks() -> None:
     etype = torch.randint(RELATIONS, (mfg.num_edges(),))
     x = torch.randn(mfg.num_src_nodes(), IN)
     agree(dglnn.HGTConv(IN, 4, 2, 2, RELATIONS), arguments(mfg, x, ntype, etype))
+
+
+@pytest.mark.parametrize("kind", ["mean", "gcn", "pool"])
+@pytest.mark.parametrize("width", [4, 9])
+@pytest.mark.parametrize("paired", [False, True])
+def test_modules_are_called_in_upstreams_order(kind: str, width: int, paired: bool) -> None:
+    if kind == "gcn" and paired:
+        pytest.skip("a pair has no route")
+    module = dglnn.SAGEConv(IN, width, kind, feat_drop=0.5)
+    seen: list[tuple[str, Tensor]] = []
+    for name, child in module.named_children():
+        child.register_forward_hook(lambda _, __, out, n=name: seen.append((n, out.detach())))
+    g, x = of_case(SQUARE[0]), torch.randn(SQUARE[0].num_src, IN)
+    feat = (x, 2 * x) if paired else x
+
+    def run() -> list[tuple[str, Tensor]]:
+        seen.clear()
+        torch.manual_seed(0)
+        seen.append(("all", module(g, feat)))
+        return list(seen)
+
+    expected = run()
+    with fastgraph.enabled(min_edges=0):
+        found = run()
+    assert fastgraph.status().row("SAGEConv").routed == 1
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_result_of_inference_may_be_changed_in_place() -> None:
+    """Autograd refuses to record a change of a view that was made without gradients."""
+    g, x = dgl.add_self_loop(of_case(SQUARE[0])), torch.randn(SQUARE[0].num_src, IN)
+    added = torch.randn_like(x, requires_grad=True)
+    module = dglnn.AGNNConv()
+    with fastgraph.enabled(min_edges=0):
+        with torch.no_grad():
+            out = module(g, x)
+        out += added
+        assert fastgraph.status().row("AGNNConv").routed == 1
+    (grad,) = torch.autograd.grad(out.sum(), added)
+    assert torch.equal(grad, torch.ones_like(grad))

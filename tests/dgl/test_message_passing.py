@@ -456,7 +456,42 @@ def test_appnp(case: Case) -> None:
     expected = both()
     with fastgraph.enabled(strict=True):
         torch.testing.assert_close(both(), expected)
-    assert fastgraph.status().row(GSPMM).routed == 3
+    assert fastgraph.status().row("APPNPConv").routed == 1
+
+
+@pytest.mark.parametrize(
+    "kind", ["weights", "a hook", "dropped edges", "float64", "more dimensions"]
+)
+def test_appnp_that_has_weights_passes_messages(kind: str) -> None:
+    module, g = dglnn.APPNPConv(2, 0.1, 0.5 if kind == "dropped edges" else 0.0), of_case(SQUARE[0])
+    x = torch.randn(g.num_nodes(), 6, dtype=torch.float64 if kind == "float64" else None)
+    seen: list[int] = []
+    if kind == "a hook":
+        module.edge_drop.register_forward_hook(lambda *_: seen.append(1))
+    weights = (torch.rand(g.num_edges()) + 0.1,) if kind == "weights" else ()
+    x = x.view(-1, 2, 3) if kind == "more dimensions" else x
+
+    def end() -> Tensor | str:
+        torch.manual_seed(0)
+        try:
+            out: Tensor = module(g, x, *weights)
+        except Exception as error:
+            return type(error).__name__
+        return out
+
+    expected = end()
+    with fastgraph.enabled(min_edges=0):
+        found = end()
+        module.eval()
+        assert isinstance(found, str) or fastgraph.status().row(GSPMM).routed == 2
+        assert fastgraph.status().row("APPNPConv").routed == 0
+        end()
+        assert fastgraph.status().row("APPNPConv").routed == (kind == "dropped edges")
+    assert len(seen) == (6 if kind == "a hook" else 0)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)

@@ -10,6 +10,7 @@ from torch_geometric.nn import GraphConv, LGConv, SimpleConv
 import fastgraph
 from fastgraph import ops
 from fastgraph.graphs.memo import MEMO
+from fastgraph.ops import spmm_coo
 from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.registry.registry import REGISTRY
@@ -91,11 +92,35 @@ def test_gradients_do_not_depend_on_the_cache() -> None:
     assert torch.equal(gradients[0], gradients[1])
 
 
-def test_a_layer_groups_edges_that_it_uses_again() -> None:
+def test_degrees_are_counted_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, counted = edges(), []
+
+    def count(*args: object, **options: object) -> Tensor:
+        counted.append(args)
+        return bincount(*args, **options)
+
+    bincount = torch.bincount
+    monkeypatch.setattr(torch, "bincount", count)
+    x = torch.randn(NUM_SRC, 1, requires_grad=True)
+    for passes in (1, 2):  # a forward pass counts again: edges may have changed unnoticed
+        out = ungrouped(x, index, reduce="mean")
+        assert len(counted) == passes
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert len(counted) == passes
+    index.numpy()[:] = edges().numpy()
+    other = ungrouped(x, index, reduce="mean")
+    wide = ops.spmm(x.repeat(1, 4), index.clone(), num_out=NUM_DST, reduce="mean")
+    assert torch.equal(other, wide[:, :1])
+    (expected,) = torch.autograd.grad(wide[:, :1].sum(), x)
+    assert torch.allclose(torch.autograd.grad(other.sum(), x)[0], expected, atol=1e-4)
+    assert not torch.allclose(grad, expected, atol=1e-4)
+
+
+def test_a_layer_groups_edges_that_it_uses_often() -> None:
     index, x = edges()[:, :2000], torch.randn(NUM_SRC, 1)
     outs = []
-    with fastgraph.enabled():
-        for known in (0, 1, 1):
+    with fastgraph.enabled(min_edges=0):
+        for known in (*[0] * spmm_coo._SIGHTS.uses, 1, 1):
             outs.append(SimpleConv()((x, None), index, size=(NUM_SRC, NUM_DST)))
             assert len(MEMO) == known
             assert torch.equal(outs[0], outs[-1])

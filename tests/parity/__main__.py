@@ -36,6 +36,10 @@ def main(words: list[str] | None = None) -> int:
     run.add_argument(
         "--stand-ins", action="store_true", help="random graphs for data sets of PyG's examples"
     )
+    run.add_argument(
+        "--sampler", action="store_true", help="have examples sample by ours without fastgraph, too"
+    )
+    run.add_argument("--epochs", type=int, help="of an example, at most; default: all")
     run.add_argument("--seconds", type=float, default=120.0, help="for a case (default: 120)")
     run.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "parity", help="for sources and records"
@@ -64,6 +68,8 @@ def _run(options: argparse.Namespace) -> int:
         )
         scripts = [str(path.relative_to(source)) for path in paths]
     tests, examples = {}, {}
+    seeded = ["--stand-ins"] * options.stand_ins + ["--sampler"] * options.sampler
+    seeded += [] if options.epochs is None else [f"--epochs={options.epochs}"]
     for way in WAYS:
         files = [
             options.folder / f"{suite.name}-{kind}-{way}.jsonl" for kind in ("tests", "examples")
@@ -72,23 +78,31 @@ def _run(options: argparse.Namespace) -> int:
         if parts:
             run_tests(suite, source, way, parts, files[0], options.seconds)
         if scripts:
-            data = ["--stand-ins"] if options.stand_ins else []
-            run_examples(suite, source, way, scripts, files[1], options.seconds, data)
+            run_examples(suite, source, way, scripts, files[1], options.seconds, seeded)
         tests[way], examples[way] = (finished(read(file)) for file in files)
         print(f"{suite.title}, {way}: {time.monotonic() - started:.0f} s")
     known, versions = exceptions(), installed_versions()
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     named = (suite.name, [{w: e[w] for w in WAYS} for e in (tests, examples)])
     worse = 0
+    before = found.get(suite.name, {})
     entry = {"versions": versions, "tag": tag, "folders": list(parts)}
+    is_same = all(before.get(key) == entry[key] for key in ("versions", "tag"))
+    if not parts and is_same:
+        entry["folders"] = before["folders"]
     for kind, events in zip(("tests", "examples"), named[1], strict=True):
         of = parts if kind == "tests" else scripts
+        if not of and is_same:  # what was found of them holds
+            entry[kind] = before[kind]
+            continue
         chosen = {
             way: {c: e for c, e in events[way].items() if c.startswith(tuple(of))} for way in WAYS
         }
         other = differences(suite.name, *chosen.values(), known, versions)
         groups = of if kind == "tests" else sorted({str(Path(s).parent) for s in scripts})
         entry[kind] = as_json(counted(groups, *chosen.values()), other)
+        if kind == "examples" and of:
+            entry[kind]["options"] = seeded
         worse += sum(d.is_worse and not d.reason for d in other)
         for difference in other:
             if difference.is_worse and not difference.reason:

@@ -28,6 +28,10 @@ and runs the tests of the tag of the installed version, or of the newest one bef
 make parity PYG_SOURCE=~/pytorch_geometric PARITY_ARGS="--parts test/nn/conv --examples"
 ```
 
+`--stand-ins` has PyG's examples train on small random graphs in place of their data sets,
+`--epochs N` for so many epochs at most, and `--sampler` gives PyG our sampler without fastgraph,
+too, as examples that need one end there otherwise. What is not run keeps what was found of it.
+
 A case has the same random seed both times. Timeouts and crashes are outcomes, too, and an
 interrupted run goes on where it ended. Of examples the printed text is compared, without times.
 A case that passes without fastgraph and not with it must be in `tests/parity/exceptions.toml`,
@@ -56,6 +60,8 @@ def _section(title: str, entry: Mapping[str, Any]) -> str:
     lines += _counts("tests", entry["tests"]["parts"])
     if entry["examples"]["parts"]:
         lines += _counts("examples", entry["examples"]["parts"])
+        if options := entry["examples"].get("options"):
+            lines += [f"Examples ran with `{' '.join(options)}`.", ""]
     lines += [_verdict(worse, better), ""]
     if worse:
         lines += ["| case | without | with fastgraph | reason |", "| --- | --- | --- | --- |"]

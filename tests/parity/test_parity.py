@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.parity import __main__ as command
 from tests.parity import page
-from tests.parity.comparing import Known, counted, differences, exceptions
+from tests.parity.comparing import Known, counted, differences, exceptions, installed_versions
 from tests.parity.records import Event, finished, read, under_way, write
 from tests.parity.running import run_examples, run_tests, without_times
 from tests.parity.suites import SUITES, Suite, tag_for, unpacked
@@ -255,6 +256,37 @@ def test_sources_of_a_tag_are_unpacked_once(tmp_path: Path) -> None:
         assert tag == "0.1"
     with pytest.raises(ValueError, match="must be a git directory of upstream"):
         unpacked(SUITE, str(tmp_path / "nowhere"), tmp_path)
+
+
+def test_loops_over_epochs_end_early(source: Path, tmp_path: Path) -> None:
+    (source / "examples" / "trains.py").write_text(
+        "print([*range(1, 9)], [*range(9)][-1], [*range(1, 2)], [*range(1, 9, 2)])"
+    )
+    record = tmp_path / "plain.jsonl"
+    run_examples(SUITE, source, "plain", ["examples/trains.py"], record, 60.0, ["--epochs=3"])
+    (event,) = finished(read(record)).values()
+    assert event.output == "[1, 2, 3] 8 [1] [1, 3, 5, 7]\n"
+
+
+def test_what_is_not_run_keeps_what_was_found(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "examples" / "prints.py").write_text("print(1)")
+    found = tmp_path / "found.json"
+    monkeypatch.setattr(command, "FOUND", found)
+    monkeypatch.setattr(command, "SUITES", {"pyg": SUITE})
+    monkeypatch.setattr(command, "unpacked", lambda *_: (source, "0.1"))
+    kept = {"parts": [{"name": "test", "plain": {}, "fastgraph": {}}], "differences": []}
+    before = {"versions": installed_versions(), "tag": "0.1", "folders": ["test"], "tests": kept}
+    words = ["run", "pyg", "--folder", str(tmp_path), "--parts", "--examples", "examples/prints.py"]
+    for tag in ("0.1", "0.2"):
+        found.write_text(json.dumps({"any": {**before, "tag": tag, "examples": kept}}))
+        assert command.main([*words, "--epochs", "2"]) == 0
+        entry = json.loads(found.read_text())["any"]
+        assert (entry["tests"] == kept) is (tag == "0.1")
+        assert entry["folders"] == (["test"] if tag == "0.1" else [])
+        assert entry["examples"]["parts"][0]["fastgraph"] == {"passed": 1}
+        assert entry["examples"]["options"] == ["--epochs=2"]
 
 
 def test_the_page_is_that_of_what_was_found() -> None:

@@ -178,7 +178,7 @@ def test_mini_batches_are_never_kept(computed: list[Aggregation]) -> None:
         for seed in range(20):
             conv(features(seed), edges(seed))
         assert len(computed) == 20 and not kept()
-    assert len(constant._SIGHTS._tensors) <= sights.MOST
+    assert len(constant._SIGHTS._seen) <= sights.MOST
 
 
 def test_content_that_changes_at_every_step_is_kept_at_most_every_other_time(

@@ -21,6 +21,7 @@ from torch_geometric.loader import (
     LinkNeighborLoader,
     NeighborLoader,
     ShaDowKHopSampler,
+    ZipLoader,
 )
 from torch_geometric.loader import NeighborSampler as SamplerByLayer
 from torch_geometric.nn import MetaPath2Vec, Node2Vec
@@ -86,7 +87,8 @@ def content(batch: Any) -> list[Any]:
 
 
 def contents(loader: Any) -> list[Any]:
-    return [content(batch) for batch in loader]
+    batches = (batch if isinstance(batch, tuple) else (batch,) for batch in loader)
+    return [[content(part) for part in batch] for batch in batches]
 
 
 # Against the definition ##########################################################################
@@ -345,7 +347,15 @@ def hgt_loader(**options: Any) -> HGTLoader:
     return HGTLoader(hetero_graph(), [4, 4], input_nodes="paper", batch_size=7, **options)
 
 
-@pytest.mark.parametrize("make", [node_loader, link_loader, hgt_loader])
+def shadow_loader(**options: Any) -> ShaDowKHopSampler:
+    return ShaDowKHopSampler(graph(), 2, 3, batch_size=11, shuffle=True, **options)
+
+
+def zip_loader(**options: Any) -> ZipLoader:
+    return ZipLoader([node_loader(), node_loader()], batch_size=11, shuffle=True, **options)
+
+
+@pytest.mark.parametrize("make", [node_loader, link_loader, hgt_loader, shadow_loader, zip_loader])
 def test_samples_are_the_same_for_any_number_of_workers(make: Any) -> None:
     found = []
     for workers in (0, 1, 3):

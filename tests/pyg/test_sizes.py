@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -190,6 +191,21 @@ def test_narrow_features_need_more_edges(layer: str, channels: int) -> None:
         assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("channels", [65, 128, 256, 100_000])
+def test_sums_of_many_channels_need_fewer_edges(channels: int, training: bool) -> None:
+    conv, x = SimpleConv(), torch.randn(20, channels)
+    bound = SUM.training if training else SUM.inference
+    bound = max(math.ceil(bound * math.sqrt(64 / channels)), 1500)
+    with torch.set_grad_enabled(training), fastgraph.enabled():
+        conv(x, edges(bound - 1))
+        assert counts() == [(0, 1, {TOO_SMALL.reason: 1})]
+        conv(x, edges(bound))
+        assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
+        # Where nobody knows how many there are.
+        assert is_too_small(SUM, edges(SUM.bound() - 1), lambda: None)
+
+
 @pytest.mark.parametrize(
     ("shape", "channels"),
     [((20, 4), 4), ((1, 20, 4), 4), ((3, 20, 2), 6), ((20, 2, 4), 8), ((20,), 1)],
@@ -342,7 +358,7 @@ def test_compiled_code_does_not_ask_for_the_size(layer: str) -> None:
 
     with fastgraph.enabled():
         compiled = torch.compile(conv, fullgraph=True, dynamic=True, backend=backend)
-        for num_edges in (min(least) - 1, max(least) + 1):
+        for num_edges in (min(least[:2]) - 1, max(least[:2]) + 1):
             index = edges(num_edges)
             with fastgraph.enabled(min_edges=0):
                 expected = conv(x, index)

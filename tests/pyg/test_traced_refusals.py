@@ -234,6 +234,18 @@ def test_messages_that_are_left_to_upstream(name: str) -> None:
         assert reason in next(iter(fastgraph.status().row("Own").reasons))
 
 
+def test_hooks_within_a_message_see_its_calls_alone() -> None:
+    """They would see what a message is traced with: other numbers of rows, many times."""
+    x, layer, seen = x64(), Scaled().double(), []
+    for register in (layer.lin.register_forward_hook, layer.lin.register_forward_pre_hook):
+        register(lambda _, given, *__: seen.append(given[0].shape))
+    layer(x, EDGES)
+    expected = list(seen)
+    with fastgraph.enabled(min_edges=0):
+        layer(x, EDGES)
+    assert seen == 2 * expected
+
+
 def test_states_of_layers_that_are_left_to_upstream() -> None:
     x = x64()
     hooked = Scaled().double()
