@@ -164,11 +164,6 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
             RANDOM = state.clone()
 
     @staticmethod
-    def is_bf16_supported(including_emulation: bool = True) -> bool:
-        """True where it is computed, be it slowly."""
-        return including_emulation or PROPERTIES.multi_processor_count > 2
-
-    @staticmethod
     def get_device_properties(device: object = None) -> SimpleNamespace:
         """As of a GPU."""
         return PROPERTIES

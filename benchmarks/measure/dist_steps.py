@@ -182,8 +182,10 @@ def predicted(layer: str, data: Data, channels: int) -> int:
     there, back = sum(found.sends), sum(found.receives)
     total = 0
     for number, (inputs, outputs) in enumerate(itertools.pairwise(_sizes(channels))):
-        width = inputs if layer == "SAGE" else outputs  # which aggregates before it projects
-        has_gradient = layer != "SAGE" or number > 0  # features of the graph have none
+        is_learnt = number > 0  # features of the graph have no gradient
+        # GCN projects before it aggregates or after it, whichever sends less.
+        is_last = layer == "SAGE" or (layer == "GCN" and inputs * (1 + is_learnt) < 2 * outputs)
+        width, has_gradient = (inputs, is_learnt) if is_last else (outputs, True)
         total += width * data.x.element_size() * (there + has_gradient * back)
     return total
 

@@ -42,16 +42,10 @@ def off_best(cell: dict[str, Any]) -> float:
     return 100 * (found["auto"] / best - 1)
 
 
-def losses_off(cell: dict[str, Any], *, reduced: bool) -> float:
-    """The largest difference of a loss from that with equal shares, of the latter.
-
-    Args:
-        cell: what was measured.
-        reduced: of those of which a rank passes messages in bfloat16, or of the others.
-    """
+def losses_off(cell: dict[str, Any]) -> float:
+    """The largest difference of a loss from that with equal shares, of the latter."""
     losses = {one["name"]: np.array(one["losses"]) for one in cell["candidates"]}
-    names = [one["name"] for one in cell["candidates"] if bool(one["reduced"]) == reduced]
-    return float(max(np.abs(losses[name] / losses["uniform"] - 1).max() for name in names))
+    return float(max(np.abs(found / losses["uniform"] - 1).max() for found in losses.values()))
 
 
 def floors(results: dict[str, Any]) -> list[Floor]:
@@ -60,7 +54,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
     of_calibrated = {
         graph: _percent(errors["own, calibrated"]) for graph, errors in results["unseen"].items()
     }
-    losses = {name: 1e6 * losses_off(cell, reduced=False) for name, cell in cells.items()}
+    losses = {name: 1e6 * losses_off(cell) for name, cell in cells.items()}
     return [
         lowest("auto, of equal shares", {n: faster(c) for n, c in cells.items()}, _FASTER),
         highest(
@@ -76,11 +70,6 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         ),
         highest("losses off those of equal shares, millionths", losses, 1e6 * _LOSSES, ""),
     ]
-
-
-def _quartiles(spread: dict[str, Any], name: str) -> str:
-    quartiles = f"{spread['lower_quartile']:.0f} to {spread['upper_quartile']:.0f}"
-    return f"{spread['median']:.0f} ms ({quartiles}) with its messages in {name}"
 
 
 def _percent(errors: list[float]) -> float:
@@ -123,13 +112,6 @@ def markdown(results: dict[str, Any], listed: list[Floor]) -> str:
         lines += [f"## {name}", ""]
         head = ["shares", "of rank 0", "ms of a step", "quartiles", "of equal shares"]
         lines += table(head, rows)
-        computing = cell["computing"].items()
-        lines += [
-            "",
-            "With equal shares, rank 1 computes "
-            f"{' and '.join(_quartiles(spread, name) for name, spread in computing)}.",
-            f"Losses are off by up to {losses_off(cell, reduced=True):.0e} of themselves.",
-        ]
         lines += ["", "Milliseconds of an epoch with `auto`, predicted and measured:", ""]
         phases = [
             [f"{rank} {kind}", *(f"{1e3 * one[phase]:.0f}" for phase in one)]

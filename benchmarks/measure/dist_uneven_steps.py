@@ -53,24 +53,17 @@ class Candidate:
     Args:
         name: of the shares.
         training: with them.
-        reduced: the ranks that pass messages in bfloat16.
     """
 
-    def __init__(self, name: str, training: Training, reduced: Sequence[int] = ()) -> None:
-        self.name, self.training, self._reduced = name, training, reduced
+    def __init__(self, name: str, training: Training) -> None:
+        self.name, self.training = name, training
         self.seconds: list[float] = []
-        self.reduce()
         self.losses = [training.step() for _ in range(STEPS)]
         self.steps = 1
         self.steps = max(1, round(_TURN_SECONDS / self.turn()))
 
-    def reduce(self) -> None:
-        """Have these ranks pass messages in bfloat16, and no others."""
-        fgd.reduce_precision(ranks=self._reduced)
-
     def turn(self) -> float:
         """Seconds of a step of the slowest rank."""
-        self.reduce()
         transport.barrier()
         started = time.perf_counter()
         for _ in range(self.steps):
@@ -86,7 +79,6 @@ class Candidate:
             "share": (nodes[0] + edges[0]) / (sum(nodes) + sum(edges)),
             "spread": Spread.of(self.seconds).to_json(),
             "losses": self.losses,
-            "reduced": list(self._reduced),
         }
 
 
@@ -119,17 +111,11 @@ def measure_uneven(
     for share in searched:
         training = _training(data, layer, channels, [share, 1 - share])
         candidates.append(Candidate(f"{share:.1%}", training))
-    uniform, training = candidates[1], _training(data, layer, channels, "uniform")
-    reduced = Candidate("uniform, bfloat16 on rank 1", training, [SLOW])
-    candidates.append(reduced)
     with no_garbage_collection():
         for _ in range(rounds):
             for candidate in candidates:
                 candidate.seconds.append(candidate.turn())
-    computing = _computing([uniform, reduced], rounds)
-    fgd.reduce_precision(ranks=[])
     return {
-        "computing": {"float32": computing[0], "bfloat16": computing[1]},
         "learning": learning,
         "sharding": sharding,
         "devices": [asdict(device) for device in devices()],
@@ -171,16 +157,6 @@ def _phases(training: Training, epochs: int = 5) -> Any:
         for _ in range(epochs):
             training.step()
     return [asdict(one) for one in found.measured]
-
-
-def _computing(candidates: Sequence[Candidate], rounds: int) -> list[Any]:
-    """Seconds that the slow rank computes in a step of each, in turns."""
-    found: list[list[float]] = [[] for _ in candidates]
-    for _ in range(rounds):
-        for candidate, seconds in zip(candidates, found, strict=True):
-            candidate.reduce()
-            seconds.append(_phases(candidate.training)[SLOW]["compute"])
-    return [Spread.of(seconds).to_json() for seconds in found]
 
 
 def measure_unseen(

@@ -26,7 +26,6 @@ from fastgraph.dist.files.shards import Shards, load_shards, write_shards
 from fastgraph.dist.graphs.generated import erdos_renyi, kronecker
 from fastgraph.dist.graphs.partition import PartitionError, partition
 from fastgraph.dist.operators import registration as registration
-from fastgraph.dist.operators.precision import ReducedPrecision, reduce_precision
 from fastgraph.dist.ranks import ending as ending
 from fastgraph.dist.ranks.counts import COUNTS, Counts
 from fastgraph.dist.ranks.phases import Phases
@@ -49,7 +48,6 @@ __all__ = [
     "Phases",
     "RanksDivergedError",
     "Rebalanced",
-    "ReducedPrecision",
     "ShardedTensor",
     "Shards",
     "Validation",
@@ -63,7 +61,6 @@ __all__ = [
     "measured",
     "partition",
     "rebalance",
-    "reduce_precision",
     "save",
     "shard",
     "validate",

@@ -1,4 +1,4 @@
-"""The choice to multiply by a layer's weights before aggregation, where that is less work.
+"""The choice to multiply by a layer's weights before aggregation or after it, by the work.
 
 :math:`A (x W^T)` and :math:`(A x) W^T` are equal but for roundings. The first gathers
 ``out_channels`` values along each edge instead of ``in_channels``, and multiplies the rows of
@@ -9,7 +9,8 @@ over neighbours would have made small first. So where that is recorded, and for 
 to ask for it.
 
 On several ranks the narrower of both is also what these send each other, of each row of a halo, or
-of a column and a row of a grid.
+of a column and a row of a grid. There a layer that multiplies first, as ``GCNConv`` does, does so
+last where that sends less: rows go there, and their gradients back, of features that have one.
 """
 
 from __future__ import annotations
@@ -53,15 +54,40 @@ def projects_first(aggregation: Aggregation, weight: Tensor) -> bool:
     return (
         gains
         and (type(x) in _PLAIN or is_sharded)
-        and x.dim() == 2
-        and x.shape[1] == num_in
+        and _can_be_exchanged(x, weight)
+        and _is_wanted(aggregation.reduce, weight)
+    )
+
+
+def projects_last(x: Tensor, weight: Tensor) -> bool:
+    """True if features are to be multiplied by a matrix after they are aggregated.
+
+    For a layer that upstream has multiply them before, and on several ranks. It depends on shapes,
+    and on which gradients are recorded, alone.
+
+    Args:
+        x: features ``[sources, in_channels]``.
+        weight: ``[out_channels, in_channels]``.
+    """
+    if not is_defined_by(x) or not _can_be_exchanged(x, weight):
+        return False
+    num_out, num_in = weight.shape
+    is_recorded = torch.is_grad_enabled()
+    first = num_out * (1 + (is_recorded and (x.requires_grad or weight.requires_grad)))
+    return num_in * (1 + (is_recorded and x.requires_grad)) < first
+
+
+def _can_be_exchanged(x: Tensor, weight: Tensor) -> bool:
+    """True if a product before the aggregation and one behind it differ by roundings alone."""
+    return (
+        x.dim() == 2
+        and x.shape[1] == weight.shape[1]
         and type(weight) in _PLAIN
         and x.dtype == weight.dtype
         and x.dtype in _DTYPES
         and x.device == weight.device
         and not torch.is_autocast_enabled(x.device.type)
         and not torch.are_deterministic_algorithms_enabled()
-        and _is_wanted(aggregation.reduce, weight)
     )
 
 

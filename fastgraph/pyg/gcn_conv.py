@@ -19,12 +19,14 @@ from fastgraph import ops
 from fastgraph.graphs.edges import OutOfRange, RenumberedGraph, unless_out_of_range
 from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.aggregation import Aggregation
+from fastgraph.layers.modules import affine_map_of
+from fastgraph.layers.narrowing import projects_last
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.gcn import normalised, sum_normalised
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg import gcn_norm
-from fastgraph.pyg.modules import project
+from fastgraph.pyg.modules import LINEAR, project
 from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -94,21 +96,39 @@ def _forward(
     edge_weight: Tensor | None,
     by_operator: _Sum | None,
 ) -> Tensor:
+    is_last = _projects_last(module, x)
     projected = found = None
     if by_operator is not None:
-        projected = project(module.lin, x)
+        projected = x if is_last else project(module.lin, x)
         planned = by_operator.of(projected)
         if planned is not None:
             found = aggregate_by(by_operator.operator, module, planned)
     if found is None:
         if module.normalize:
             edge_index, edge_weight = _normalised(module, x, edge_index, edge_weight)
-        projected = project(module.lin, x) if projected is None else projected
+        if projected is None:
+            # A message of users may be no product, and an extremum is none.
+            is_last = is_last and _is_sum(module, edge_index, x, edge_weight)
+            projected = x if is_last else project(module.lin, x)
         found = aggregate(module, edge_index, x=projected, edge_weight=edge_weight)
     out, owned = found
+    if is_last:
+        out, owned = project(module.lin, out), True
     if module.bias is None:
         return out
     return add_to(out, module.bias) if owned else out + module.bias
+
+
+def _projects_last(module: GCNConv, x: Tensor) -> bool:
+    """True on ranks that send less so, if nobody sees what the projection is given."""
+    if not is_defined_by(x) or not LINEAR.knows(module.lin):
+        return False
+    weight, bias = affine_map_of(module.lin)
+    return bias is None and projects_last(x, weight)
+
+
+def _is_sum(module: GCNConv, edge_index: Any, x: Tensor, edge_weight: Tensor | None) -> bool:
+    return plan_sum(module, edge_index, x=x, edge_weight=edge_weight) is not None
 
 
 def _plan_operator(

@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.balance import first_epochs
-from fastgraph.dist.balance.automatic import Automatic, reduce_as_measured
+from fastgraph.dist.balance.automatic import Automatic
 from fastgraph.dist.balance.first_epochs import FirstEpochs
-from fastgraph.dist.operators.precision import PRECISION
 from fastgraph.dist.ranks.world import WORLD
-from tests.dgl.graphs import dgl
 from tests.dist.test_rebalance import clock, error_of
 
 
@@ -32,38 +29,23 @@ def check(g: Any, relations: Any) -> None:
         assert balance.halo[0] > 0
     error = error_of(lambda: fgd.rebalance(g, balance))
     assert error.startswith("ValueError: data must be a graph of PyG: rows"), error
-    assert fgd.reduce_precision(balance) == fgd.ReducedPrecision((0,), {})
-    _check_precision(g, {"torch.bfloat16": 1} if WORLD.rank == 0 else {})
-    fgd.reduce_precision(ranks=[])
-    _check_precision(g, {})
     _check_script(g, seconds)
 
 
-def _check_precision(g: Any, expected: dict[str, int]) -> None:
-    layer = dgl.nn.GATConv(g.ndata["x"].shape[1], 4, 2, allow_zero_in_degree=True).float()
-    fgd.COUNTS.reset()
-    with fastgraph.enabled():
-        layer(g, g.ndata["x"].float()).sum().backward()
-    assert dict(fgd.COUNTS.precision) == expected
-
-
 def _check_script(g: Any, seconds: list[float]) -> None:
-    """Precision is reduced after the first epochs, and rows stay where they are."""
+    """A script is measured in its first epochs, and rows stay where they are."""
     first_epochs._SECONDS = 0.0
     counts = g.ndata["x"].rows.counts
     shares = Automatic("a script", "even")
-    FirstEpochs([shares.correct, reduce_as_measured]).watch(g)
+    seen: list[Any] = []
+    FirstEpochs([shares.correct, lambda _, balance: seen.append(balance)]).watch(g)
     weight = nn.Parameter(torch.ones(g.ndata["x"].shape[1]))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    reduced = []
     with clock() as ours:
         for _ in range(21):
-            reduced.append(PRECISION.is_reduced)
             ours.compute(*seconds)
             optimizer.zero_grad()
             (g.ndata["x"] * weight).mean().backward()
             optimizer.step()
-    fgd.reduce_precision(ranks=[])
-    # Five steps to warm up and five that are measured, twice.
-    assert reduced == [False] * 20 + [WORLD.rank == 0]
+    assert [one.compute for one in seen[0].measured] == pytest.approx(seconds)
     assert g.ndata["x"].rows.counts == counts

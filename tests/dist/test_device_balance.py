@@ -163,16 +163,3 @@ def test_predictions_are_corrected_by_an_epoch_of_each_ranks_own_part() -> None:
 def half_of_a_device() -> None:
     half = vars(standin.PROPERTIES) | {"multi_processor_count": 2, "memory_bus_width": 32}
     standin.PROPERTIES = SimpleNamespace(**half)
-
-
-def _reduced() -> Any:
-    if WORLD.rank == 1:
-        half_of_a_device()
-    on_device()
-    return fgd.reduce_precision(ranks=[0, 1])
-
-
-def test_precision_is_reduced_where_a_device_has_bfloat16() -> None:
-    for done in forks.on_ranks(_reduced, 2):
-        assert done.ranks == (0,)
-        assert done.refused == {1: "standin:0 has no bfloat16 in hardware"}

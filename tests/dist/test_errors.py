@@ -55,7 +55,14 @@ def errors_on_this_rank() -> list[str]:
         types[7] = -1
         attend(types)
 
+    def transform() -> None:
+        torch.func.grad(lambda w: (data.x * w).mean())(torch.ones(()))
+
+    def map_over_rows() -> None:
+        torch.func.vmap(torch.sum)(data.x)
+
     actions = diverge, point_outside, meet_a_type_of_one_edge, meet_a_type_of_a_row
+    actions = *actions, transform, map_over_rows
     for action in actions:
         try:
             action()
@@ -102,9 +109,15 @@ def test_an_index_out_of_range_is_one_on_all_ranks(errors: list[list[str]]) -> N
 
 
 def test_a_type_beyond_the_table_is_an_error_on_all_ranks(errors: list[list[str]]) -> None:
-    for _, _, of_one_edge, of_a_row, _ in errors:
+    for _, _, of_one_edge, of_a_row, *_ in errors:
         assert of_one_edge == "IndexError: bias_index holds 200, expected 0 <= type < 4"
         assert of_a_row == "IndexError: bias_index holds -1, expected 0 <= type < 4"
+
+
+def test_transforms_are_refused(errors: list[list[str]]) -> None:
+    for *_, of_others, of_rows, _ in errors:
+        assert of_others.startswith("NotImplementedError: a sharded tensor is used within a trans")
+        assert of_rows.startswith("NotImplementedError: aten.")  # which torch itself wraps
 
 
 def test_a_rank_that_does_not_come_is_waited_for_until_a_time_out(errors: list[list[str]]) -> None:

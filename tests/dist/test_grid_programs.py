@@ -282,6 +282,72 @@ def narrowed(one: Any, many: Any) -> tuple[str, int, int]:
     return wrong, sent[0] * NUM_FEATURES, sent[1] * 2
 
 
+class Clipped(gnn.GCNConv):
+    """A message that is no product with the features."""
+
+    def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        return super().message(x_j.relu(), edge_weight)
+
+
+def gcn(**options: Any) -> Callable[[int, int], gnn.GCNConv]:
+    return functools.partial(gnn.GCNConv, **options)
+
+
+def watched(layer: gnn.GCNConv) -> gnn.GCNConv:
+    layer.lin.register_forward_hook(lambda *_: None)
+    return layer
+
+
+D = NUM_FEATURES
+WIDENING: dict[str, tuple[Any, int, bool, tuple[int, int]]] = {
+    # How it is made, channels out, whether features have a gradient, and channels there and back.
+    "wider": (gnn.GCNConv, 2 * D, True, (D, D)),
+    "wider, of features": (gnn.GCNConv, 2 * D, False, (D, 0)),
+    "as wide": (gnn.GCNConv, D, True, (D, D)),
+    "as wide, of features": (gnn.GCNConv, D, False, (D, 0)),
+    "narrower": (gnn.GCNConv, 2, True, (2, 2)),
+    "narrower, of features": (gnn.GCNConv, 2, False, (2, 2)),
+    "not normalised": (gcn(normalize=False, add_self_loops=False), 2 * D, True, (D, D)),
+    "a message of its own": (Clipped, 2 * D, True, (2 * D, 2 * D)),
+    "maxima": (gcn(aggr="max"), 2 * D, True, (2 * D, 2 * D)),
+    "watched": (lambda *sizes: watched(gnn.GCNConv(*sizes)), 2 * D, True, (2 * D, 2 * D)),
+}
+
+
+def widened(one: Any, many: Any) -> dict[str, tuple[str, int, int]]:
+    """Layers that upstream has multiply first: how far they are off, bytes sent and predicted."""
+    found, units = {}, [0, 0]
+    for name, (make, channels, learns, widths) in {
+        "unit": WIDENING["narrower"],
+        **WIDENING,
+    }.items():
+        results = []
+        for data in (one, many):
+            for _ in range(2):  # the first of which plans
+                torch.manual_seed(0)
+                layer, x = make(D, channels), data.x.detach().clone().requires_grad_(learns)
+                fgd.COUNTS.reset()
+                out = layer(x, data.edge_index)
+                there = fgd.COUNTS.sent["all_to_all"]
+                out.square().sum().backward()
+                sent = fgd.COUNTS.sent["all_to_all"]
+            grads = [p.grad for p in (*layer.parameters(), x) if p.grad is not None]
+            results.append([fgd.whole(t).detach() for t in (out, *grads)])
+        if name == "unit":
+            units = [there // channels, (sent - there) // channels]
+            continue
+        wrong = [deviation(a, b, TOLERANCE) for a, b in zip(*results, strict=True)]
+        predicted = sum(width * unit for width, unit in zip(widths, units, strict=True))
+        # Extrema send what is none of features besides.
+        found[name] = "; ".join(filter(None, wrong)), sent, predicted if name != "maxima" else sent
+    return found
+
+
+def widened_on(*sharded: Any) -> list[dict[str, tuple[str, int, int]]]:
+    with fastgraph.enabled():
+        return [widened(graph(), data) for data in sharded]
+
+
 def weighted_local(text: str, given: dict[str, Tensor], data: Any) -> Tensor:
     """A number of this rank's rows, so that nothing is sent but by the program."""
     out = ops.edge_program(text, given, data.edge_index)
@@ -332,6 +398,7 @@ def on_this_rank() -> dict[str, Any]:
         "sent by a layer": sent_by_layer(mesh, data),
         "sent by halo": sent_by_halo(by_halo),
         "narrowed": [narrowed(graph(), many) for many in (data, by_halo)],
+        "widened": widened_on(data, by_halo),
     }
 
 
@@ -378,3 +445,11 @@ def test_the_narrower_features_are_sent(found: list[dict[str, Any]]) -> None:
         for wrong, narrow, wide in of_rank["narrowed"]:
             assert not wrong
             assert 0 < narrow == wide
+
+
+def test_a_layer_multiplies_where_less_is_sent(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        for of_mode in of_rank["widened"]:
+            for name, (wrong, sent, predicted) in of_mode.items():
+                assert not wrong, name
+                assert sent == predicted > 0, name

@@ -7,12 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from fastgraph.dist.balance.automatic import reduce_as_measured
 from fastgraph.dist.operators import links
 from fastgraph.dist.running import launch
 from tests import forks
@@ -184,17 +181,6 @@ def test_ranks_are_started_by_torchrun(script: str, monkeypatch: pytest.MonkeyPa
     assert words[:3] == ["--standalone", "--nproc-per-node=2", "--max-restarts=3"]
     assert words[3:] == ["-m", "fastgraph.dist", *of_ranks, script, *of_script]
     assert os.environ[launch.STORE_OF_ITS_OWN] == "1"
-
-
-@pytest.mark.parametrize(
-    ("words", "actions"), [([], []), (["--reduce-precision"], [reduce_as_measured])]
-)
-def test_precision_is_reduced_where_it_is_asked_for(
-    script: str, words: list[str], actions: list[Any]
-) -> None:
-    with mock.patch.object(launch, "FirstEpochs") as first_epochs:
-        launch._sharding(launch.parser().parse_args([*words, script]))
-    first_epochs.assert_called_once_with(actions)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch_geometric.nn import GCNConv, GRUAggregation
 
 import fastgraph.dist as fgd
 from fastgraph.dist.graphs import partition
+from fastgraph.dist.ranks.world import WORLD
 
 CLUSTERS, SIZE = 12, 20
 
@@ -50,6 +51,8 @@ def on_this_rank() -> dict[str, Any]:
         "changes": changes,
         "off": max(float((out - expected).abs().max()) for out in outs),
         "errors": [error_of(*given) for given in wrong()],
+        **of_some_ranks(data),
+        **rebalanced(data, cluster),
     }
 
 
@@ -63,6 +66,38 @@ def aggregated_in_order() -> Tensor:
     sharded = fgd.shard(data, parts=torch.zeros(8, dtype=torch.int64), order=reverse)
     found = fgd.whole(aggregate(sharded.x, sharded.groups, dim_size=8)).detach()
     return (found - expected).abs().max()
+
+
+def of_some_ranks(data: Data) -> dict[str, list[str]]:
+    """Errors where a rank gives another order than those before it."""
+    is_last = WORLD.rank == WORLD.size - 1
+    twice = torch.zeros(CLUSTERS * SIZE, dtype=torch.int64)
+    given = (["cluster", None], ["cluster", twice], [twice, 3])
+    return {"of some ranks": [error_of(data, others[is_last]) for others in given]}
+
+
+def rebalanced(data: Data, cluster: Tensor) -> dict[str, Any]:
+    """Rows that were given to other ranks between two steps."""
+    outs, grads, changes = [], [], []
+    for order in (None, "cluster"):
+        torch.manual_seed(0)
+        conv, table = GCNConv(8, 3), torch.nn.Embedding(len(cluster), 8)
+        sharded = fgd.shard(data, order=order)
+        optimizer = torch.optim.Adam([*conv.parameters(), *table.parameters()], lr=0.1)
+        for weights in (None, [1.0, *[5.0] * (WORLD.size - 1)], [1.0] * WORLD.size):
+            if weights is not None:
+                assert fgd.rebalance(sharded, weights=weights).moved
+                own = cluster[sharded.x.rows.position]
+                changes.append(int((own.diff() != 0).sum()))
+            optimizer.zero_grad()
+            out = conv(sharded.x + table.weight, sharded.edge_index)
+            out[cluster < 5].square().mean().backward()
+            optimizer.step()
+        assert torch.equal(fgd.whole(sharded.x), data.x)
+        outs.append(fgd.whole(out).detach())
+        grads.append(fgd.whole(table.weight.grad))
+    off = max(float((a - b).abs().max()) for a, b in (outs, grads))
+    return {"rebalanced off": off, "rebalanced changes": (max(changes[:2]), max(changes[2:]))}
 
 
 def wrong() -> list[tuple[Any, Any]]:
@@ -95,6 +130,25 @@ def test_rows_are_cluster_by_cluster(found: list[dict[str, Any]]) -> None:
 
 def test_programs_see_the_order_of_the_graph(found: list[dict[str, Any]]) -> None:
     assert max(of_rank["off"] for of_rank in found) < 1e-13
+
+
+def test_rows_keep_their_order_on_other_ranks(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert of_rank["rebalanced off"] < 1e-12
+        without, after = of_rank["rebalanced changes"]
+        assert without > 5 * after
+
+
+def test_an_order_of_some_ranks_is_an_error_of_all(found: list[dict[str, Any]]) -> None:
+    ranks, size = len(found), CLUSTERS * SIZE
+    kinds = ", ".join([*["'cluster'"] * (ranks - 1), "None"])
+    permutation = f"order must be a permutation of {size} nodes, got other numbers"
+    for of_rank in found:
+        assert of_rank["of some ranks"] == [
+            f"order must be the same on all ranks, got {kinds}",
+            permutation,
+            permutation,
+        ]
 
 
 def test_a_wrong_order_is_an_error(found: list[dict[str, Any]]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +20,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.balance import balance, first_epochs, performance, rebalancing
+from fastgraph.dist.balance import balance, first_epochs, performance, rebalancing, shares
 from fastgraph.dist.balance.automatic import Automatic
 from fastgraph.dist.balance.first_epochs import FirstEpochs
 from fastgraph.dist.ranks import devices, phases, transport
@@ -254,11 +257,19 @@ def performance_of_a_model() -> Any:
     issued = fgd.COUNTS.calls.total()
     again = fgd.measure_performance(conv, data, ratios=[0.5, 1.0])
     issued = fgd.COUNTS.calls.total() - issued
-    sharded = fgd.shard(data, weights="auto", model=again)
+    said, by_most = io.StringIO(), []
+    for most in (-1.0, math.inf):
+        shares.MOST_ERROR = most
+        with contextlib.redirect_stderr(said):
+            sharded = fgd.shard(data, weights="auto", model=again)
+        with fgd.measured(sharded) as found:
+            pass
+        by_most.append(found.predicted is not None)
     with fgd.measured(sharded) as found:
         torch.autograd.grad(conv(sharded.x, sharded.edge_index).sum(), list(conv.parameters()))
     same = all(torch.equal(p, q) for p, q in zip(conv.parameters(), before, strict=True))
-    return learnt.samples == again.samples, same, issued, found, learnt.samples[0]
+    is_kept = learnt.samples == again.samples
+    return is_kept, same, issued, found, learnt.samples[0], by_most, said.getvalue()
 
 
 def script(plain: Any) -> Any:
@@ -370,7 +381,7 @@ def test_bad_arguments(results: list[dict[str, Any]]) -> None:
 
 def test_a_model_of_performance(results: list[dict[str, Any]]) -> None:
     pytest.importorskip("sklearn")
-    is_kept, is_unchanged, issued, found, samples = results[0]["performance"]
+    is_kept, is_unchanged, issued, found, samples, *_ = results[0]["performance"]
     assert is_kept and is_unchanged
     assert issued < 20  # nothing is trained again
     assert len(samples) == 4 and len({one["sample"] for one in samples}) == 4
@@ -378,6 +389,15 @@ def test_a_model_of_performance(results: list[dict[str, Any]]) -> None:
     assert len(found.predicted) == 2
     assert all(phases.compute > 0 for phases in found.predicted)
     assert "compute, predicted" in str(found)
+
+
+def test_a_model_that_is_far_off_is_not_used(results: list[dict[str, Any]]) -> None:
+    pytest.importorskip("sklearn")
+    for rank, of_rank in enumerate(results):
+        *_, is_used, said = of_rank["performance"]
+        assert is_used == [False, True]
+        expected = "shares of the work by the devices: the model of performance is off by "
+        assert said.count(expected) == (rank == 0)
 
 
 def test_a_script_is_corrected_once(results: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@
 #include "bindings/checks.h"
 #include "cpu/degrees.h"
 #include "cpu/dense_attention.h"
+#include "cpu/dropout_factors.h"
 #include "cpu/gather_tokens.h"
 #include "cpu/indices.h"
 #include "cpu/panels.h"
@@ -301,6 +302,20 @@ struct DenseAttentionArguments {
   }
 };
 
+void bind_dropout_factors(Tensor numbers, int64_t first_head, double dropout, int64_t seed,
+                          Tensor out) {
+  if (first_head < 0) {
+    TVM_FFI_THROW(ValueError) << "first_head must be at least 0, got " << first_head;
+  }
+  check_ndim(out, 2, "out");
+  dispatch_features(out, "out", [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = out.size(0), heads = out.size(1);
+    dropout_factors<T>(checked<const int64_t>(numbers, {rows}, "numbers"), first_head,
+                       checked_dropout(dropout, seed), checked_matrix<T>(out, rows, heads, "out"));
+  });
+}
+
 void bind_dense_attention(Tensor query, Tensor key, Tensor value, OptionalTensor bias, Tensor ptr,
                           Tensor key_ptr, OptionalTensor pair_type, double scale, double dropout,
                           int64_t seed, int64_t first_head, int64_t first_pair, Tensor out,
@@ -459,6 +474,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax, fastgraph::bind_edge_softmax);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax_backward, fastgraph::bind_edge_softmax_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dense_attention, fastgraph::bind_dense_attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dense_attention_backward, fastgraph::bind_dense_attention_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(dropout_factors, fastgraph::bind_dropout_factors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_tokens, fastgraph::bind_gather_tokens);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prefer_huge_pages, fastgraph::bind_prefer_huge_pages);

@@ -1,7 +1,7 @@
 """Balance for a script that knows nothing of ranks.
 
 Shares of work are scores of devices, or what a run before has measured, and corrected by what is
-measured in the first epochs; the precision of ranks that take too long is reduced.
+measured in the first epochs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from fastgraph.dist.balance.rebalancing import by_work, highest_shares, partitio
 from fastgraph.dist.balance.shares import capped, within_memory
 from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.relayout import Placement, obstacle
-from fastgraph.dist.operators.precision import reduce_precision
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.devices import devices, identities, scores
 from fastgraph.dist.ranks.phases import THRESHOLD
@@ -87,17 +86,6 @@ class Automatic:
             f"{found}: shares were {before}, and are {_percentages(shares)}; moved the rows of "
             f"{moved.tensors} tensors, left {moved.left}"
         )
-
-
-def reduce_as_measured(placement: Placement, balance: Balance) -> None:
-    """Have ranks that were measured to be overloaded pass messages in bfloat16."""
-    done, found = reduce_precision(balance), _imbalance(balance)
-    if not done.ranks and not done.refused:
-        say(f"precision is not reduced, {found}")
-    for rank in done.ranks:
-        say(f"{found}: rank {rank} passes messages in bfloat16")
-    for rank, reason in done.refused.items():
-        say(f"{found}, but the precision of rank {rank} is not reduced: {reason}")
 
 
 def _imbalance(balance: Balance) -> str:

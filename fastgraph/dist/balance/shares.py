@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from fastgraph.dist.balance.balance import PREDICTED
+from fastgraph.dist.balance.first_epochs import say
 from fastgraph.dist.balance.performance import Estimate, Performance, measure_performance
 from fastgraph.dist.graphs.dgl import is_dgl_graph
 from fastgraph.dist.graphs.partition import METHODS, PartitionError, partition
@@ -37,6 +38,9 @@ _DAMPING = 0.8
 
 _LEAST = 1e-3
 
+MOST_ERROR = 0.12
+"""Of a model of performance on parts that it has not seen, mean of ranks, to be used."""
+
 
 def shard(
     data: Graph,
@@ -61,8 +65,9 @@ def shard(
         model: with ``"auto"`` and a graph of PyG, what is going to be trained: copies of it are
             trained on parts of the graph, and the shares are those by which ranks take equally
             long, see :func:`fastgraph.dist.measure_performance`, whose result can be given as well.
-            A few epochs of the parts that are found correct it, and other parts are found.
-            Without it shares follow scores, from cores, clock and bandwidth of memory.
+            A few epochs of the parts that are found correct it, and other parts are found. Without
+            it, and where it is off by more than 12 % on the latter, shares follow scores, from
+            cores, clock and bandwidth of memory.
         method: how nodes are partitioned, see :func:`fastgraph.dist.graphs.partition.partition`.
         parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
             the nodes of all of them, in the order of ``data.node_types`` or ``data.ntypes``.
@@ -153,9 +158,22 @@ def _by_performance(
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
     parts, estimate = on_first_rank(best, errors)
-    if performance.training is not None and WORLD.size > 1:
-        performance.calibrate(data, parts, estimate)
-        parts, estimate = on_first_rank(best, errors)
+    if WORLD.size > 1:
+        if performance.training is None:
+            off = on_first_rank(lambda: max(performance.errors.values()), errors)
+        else:
+            performance.calibrate(data, parts, estimate)
+            parts, estimate = on_first_rank(best, errors)
+            off = performance.calibrate(data, parts, estimate)  # of which it has seen none
+        if off > MOST_ERROR:
+            say(
+                "shares of the work by the devices: the model of performance is off by "
+                f"{off:.0%} on parts that it has not seen, more than {MOST_ERROR:.0%}"
+            )
+            shares = within_memory(scores(found), found, data)
+            return shard_by_numbers(
+                data, weights=shares, method=method, mode=mode, mesh=mesh, order=order
+            )
     out = shard_by_numbers(data, parts=parts, mode=mode, mesh=mesh, order=order)
     if any(size for size in sizes):
         PREDICTED[Placement.of(out).nodes[0]] = estimate.phases

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph.dist.graphs.partition import check_weights, cluster_order, partition
 from fastgraph.dist.operators.modes import BY_NAME, HALO
-from fastgraph.dist.ranks.agreement import on_first_rank
+from fastgraph.dist.ranks.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
@@ -59,28 +59,41 @@ def agreed_order(
         sizes: the numbers of nodes of all types, of which there must be one.
 
     Raises:
-        ValueError: an argument that cannot be used.
+        TypeError, ValueError: on all ranks, an argument of one that cannot be used, or arguments of
+            several kinds.
     """
+    kinds = on_all_ranks(lambda: _kind_of_order(order, sizes), (TypeError, ValueError))
+    if len(set(kinds)) > 1:
+        raise ValueError(f"order must be the same on all ranks, got {', '.join(kinds)}")
     if order is None:
         return None
+    if isinstance(order, Tensor):
+        return on_host(order).clone()
+    edge_index, (n,) = edges(), sizes
+    errors = (ValueError, ModuleNotFoundError, RuntimeError)
+    # METIS may give others something else.
+    return on_host(on_first_rank(lambda: cluster_order(edge_index, n), errors))
+
+
+def _kind_of_order(order: str | Tensor | None, sizes: Sequence[int]) -> str:
+    """The kind of order that an argument is, if it can be used."""
+    if order is None:
+        return "None"
     if len(sizes) != 1:
         raise ValueError(f"order must be None for {len(sizes)} types of nodes, got {order!r}")
     (n,) = sizes
     if isinstance(order, str):
         if order != "cluster":
             raise ValueError(f"order must be 'cluster', a permutation or None, got {order!r}")
-        edge_index = edges()
-        errors = (ValueError, ModuleNotFoundError, RuntimeError)
-        # METIS may give others something else.
-        return on_host(on_first_rank(lambda: cluster_order(edge_index, n), errors))
+        return repr(order)
     check_kinds(Tensor, order=order)
     if order.dtype != torch.int64 or order.shape != (n,):
         raise ValueError(
             f"order must be int64 [{n}], got {order.dtype} of shape {list(order.shape)}"
         )
-    if not torch.equal(on_host(order).sort().values, torch.arange(n)):
+    if not torch.equal(on_host(order).sort().values, torch.arange(n, device=HOST)):
         raise ValueError(f"order must be a permutation of {n} nodes, got other numbers")
-    return on_host(order).clone()
+    return "a permutation"
 
 
 def _check_parts(parts: Tensor, n: int) -> None:

@@ -179,7 +179,7 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
     """
     before = [*placement.nodes, *(index.rows for index in placement.edges)]
     nodes = [
-        layout_of(owner, old.mode, old.mesh)
+        layout_of(owner, old.mode, old.mesh, _order_of(old))
         for owner, old in zip(owners, placement.nodes, strict=True)
     ]
     edges = [
@@ -194,6 +194,13 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
         memo.forget(rows)
     placement.nodes = nodes
     return found
+
+
+def _order_of(rows: Layout) -> Tensor | None:
+    """The order of all rows that :func:`layout_of` was given, rank by rank, if it was given one."""
+    if transport.agree(bool((rows.key.diff() > 0).all())):
+        return None
+    return rows.order.argsort()
 
 
 def _edges(index: ShardedTensor, sources: Tensor, destinations: Tensor, nodes: Layout) -> Layout:

@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from fastgraph.backends.dropout import dropout_factors
+from fastgraph.dist.operators.dropout import Dropped, computed_again, dropout_of
 from fastgraph.dist.operators.rank_graph import RankGraph, part_of
-from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import on
-from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges
@@ -30,12 +25,9 @@ from fastgraph.ops.gat import GAT
 from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
 from fastgraph.ops.gatv2 import GATV2
 from fastgraph.ops.head_scores import HEAD_SCORES
-from fastgraph.ops.heads import Call, seed_number
+from fastgraph.ops.heads import Call
 from fastgraph.ops.spmm import SPMM
 from fastgraph.registry import operators
-
-_EDGES_OF_BLOCK = 4096
-"""For whose weights random numbers are drawn at once."""
 
 Operand = Tensor | None
 Convert = Callable[[Tensor], Operand]
@@ -120,60 +112,10 @@ def needs_weights(call: Call) -> bool:
     return bool(call.weights or call.dropout > 0)
 
 
-def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
-    """The dropout factors of the weights of local edges, ``[edges, heads]``; ``None`` for 1.
-
-    An operator drops edges by their numbers, which are others on each rank. These are dropped by
-    where they are among those of all ranks.
-    """
-    if call.dropout == 0:
-        return None
-    features = call.inputs[0]
-    return dropped(call, graph.edges.position, graph.edges.n, None, part_of(features))
-
-
-def dropped(
-    call: Call, position: Tensor, num_edges: int, heads: Layout | None, like: Tensor
-) -> Tensor:
-    """The dropout factors of the weights of some edges and heads, ``[edges, heads]``.
-
-    Args:
-        call: has dropout.
-        position: int64 ``[edges]``, where the edges are among those of one process.
-        num_edges: of one process.
-        heads: those of each rank; default: all have all.
-        like: of the dtype and on the device that factors are to have.
-    """
-    every = num_heads(call)
-    if call.seed is None:
-        at = {0: position} if heads is None else {0: position, 1: heads.position}
-        return dropout_factor([num_edges, every], at, call.dropout, like)
-    first, own = 0, every
-    if heads is not None:
-        first, own = sum(heads.counts[: WORLD.rank]), heads.mine
-    numbers = on(position, like.device)
-    return factors_by_number(like.new_empty(0, own), call.dropout, call.seed, numbers, first)
-
-
-def factors_by_number(
-    like: Tensor, dropout: float, seed: Tensor | None, numbers: Tensor, first_head: int = 0
-) -> Tensor:
-    """The dropout factors that an operator has for some edges, ``[edges, heads]``.
-
-    Args:
-        like: ``[any, heads]``, of the dtype and on the device that factors are to have.
-        dropout: of weights.
-        seed: of the operator.
-        numbers: int64 ``[edges]``, those of edges on one process.
-        first_head: the number of the first head.
-    """
-    heads, key = like.shape[1], seed_number(seed)
-    # Block by block, whose words of 64 bits fit into caches.
-    blocks = [
-        dropout_factors(like.new_empty(len(some), heads), dropout, key, some, first_head)
-        for some in numbers.split(_EDGES_OF_BLOCK)
-    ]
-    return torch.cat(blocks)
+def dropout_of_weights(call: Call, graph: RankGraph) -> Dropped | None:
+    """The dropout of the weights of local edges; ``None`` without any."""
+    edges, like = graph.edges, part_of(call.inputs[0])
+    return dropout_of(call, edges.position_on(like.device), edges.n, num_heads(call), None, like)
 
 
 def local_attention(
@@ -182,7 +124,7 @@ def local_attention(
     inputs: Sequence[Operand],
     edges: Edges,
     num_destinations: int,
-    factor: Tensor | None,
+    dropped: Dropped | None,
     addend: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output, statistics and weights of an operator for some edges of this rank.
@@ -193,22 +135,32 @@ def local_attention(
         inputs: its operands for the nodes of these edges.
         edges: the edges.
         num_destinations: how many nodes they lead to.
-        factor: of their weights, by :func:`dropout_of_weights`.
+        dropped: of their weights.
         addend: added to the output.
 
     Returns:
-        The output, the statistics, and the weights after dropout if they are needed.
+        The output, the statistics, and the weights after dropout if they are asked for.
     """
-    topology, weights = (edges.index, edges.ptr), needs_weights(call)
-    rest = (*topology, None, 0, False, call.option, 0.0, weights)
-    if factor is None:
+    topology = edges.index, edges.ptr
+    if dropped is None:
+        rest = (*topology, None, 0, False, call.option, 0.0, call.weights)
         out, stats, alpha, *_ = attention.kernel(*inputs, addend, *rest)
-        return out, stats, alpha if weights else None
-    _, stats, alpha, *_ = attention.kernel(*_for_weights(inputs, attention), None, *rest)
-    dropped = alpha * factor
-    values = inputs[attention.spec.summed]
-    out = SPMM(values, *topology, dropped, num_destinations, "sum", False)
-    return out if addend is None else add_to(out, addend), stats, dropped
+        return out, stats, alpha if call.weights else None
+
+    def compute(given: Sequence[Operand]) -> tuple[Tensor, Tensor, Tensor]:
+        rest = (*topology, None, 0, False, call.option, 0.0, True)
+        _, stats, alpha, *_ = attention.kernel(*_for_weights(given, attention), None, *rest)
+        alpha = alpha * dropped.factors(alpha)
+        values = given[attention.spec.summed]
+        return SPMM(values, *topology, alpha, num_destinations, "sum", False), stats, alpha
+
+    weights = None
+    if call.weights or dropped.seed is None:
+        out, stats, weights = compute(inputs)
+    else:
+        out, stats = computed_again(lambda given: compute(given)[:2], inputs)
+    out = out if addend is None else add_to(out, addend)
+    return out, stats, weights if call.weights else None
 
 
 def each(

@@ -7,13 +7,14 @@ joined in the order of ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dist.operators.attention import factors_by_number
 from fastgraph.dist.operators.dense_rows import is_by_rows
+from fastgraph.dist.operators.dropout import Dropped, computed_again
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import gather, split
@@ -85,20 +86,28 @@ def _of_few_rows(
     bias = types = None
     if table is not None and entries.types is not None:
         bias, types = enter(table), entries.types.index_select(0, part.positions)
-    out, weights, stats = ops.attention(
-        queries,
-        keys,
-        values,
-        part.sources,
-        ptr=part.ptr,
-        bias=bias,
-        bias_index=types,
-        need_weights=dropout > 0,
-    )
-    if weights is not None:
-        numbers = part.positions + entries.first
-        weights = weights * factors_by_number(weights, dropout, seed, numbers)
-        out = SPMM(values, part.sources, part.ptr, weights, len(queries), "sum", False)
+
+    def compute(given: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        queries, keys, values, bias = given
+        assert queries is not None and keys is not None and values is not None
+        out, weights, stats = ops.attention(
+            queries,
+            keys,
+            values,
+            part.sources,
+            ptr=part.ptr,
+            bias=bias,
+            bias_index=types,
+            need_weights=dropout > 0,
+        )
+        if weights is not None:
+            dropped = Dropped(part.positions + entries.first, dropout, seed)
+            weights = weights * dropped.factors(weights)
+            out = SPMM(values, part.sources, part.ptr, weights, len(queries), "sum", False)
+        return out, stats
+
+    inputs = queries, keys, values, bias
+    out, stats = compute(inputs) if dropout == 0 else computed_again(compute, inputs)
     joined = _joined(out, stats)
     return ShardedTensor(split(joined, query.rows, 0), query.rows, 0)
 

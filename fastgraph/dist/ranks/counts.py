@@ -27,8 +27,6 @@ class Counts:
         aggregation: the same for other operators, in graphs of mode ``"grid"`` or ``"auto"``.
         halo: calls of operators that need rows of others, by what is computed while these travel
             or, if nothing is, why.
-        precision: calls of operators by halo on a rank whose message passing is in bfloat16, by
-            what they are computed in; see :func:`fastgraph.dist.reduce_precision`.
     """
 
     gathers: Counter[str] = field(default_factory=Counter)
@@ -38,7 +36,6 @@ class Counts:
     attention: Counter[str] = field(default_factory=Counter)
     aggregation: Counter[str] = field(default_factory=Counter)
     halo: Counter[str] = field(default_factory=Counter)
-    precision: Counter[str] = field(default_factory=Counter)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -49,7 +46,6 @@ class Counts:
         self.attention.clear()
         self.aggregation.clear()
         self.halo.clear()
-        self.precision.clear()
 
     def tables(self) -> list[Table]:
         """Tables for people; none where nothing was sent or gathered."""
@@ -67,7 +63,6 @@ class Counts:
             ("computed by", "fused attention on sharded tensors", "calls", self.attention),
             ("computed by", "other fused operators", "calls", self.aggregation),
             ("computed meanwhile", "exchanges of rows for fused operators", "calls", self.halo),
-            ("computed in", "fused operators of an overloaded rank", "calls", self.precision),
             ("operation", "gathered as a whole, for want of a rule", "times", self.gathers),
         ]
         for heading, title, unit, counter in listed:

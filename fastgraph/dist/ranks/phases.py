@@ -174,9 +174,3 @@ def imbalance(phases: Sequence[Phases]) -> float:
     """The longest time that a rank computes, in means of all ranks; 1 is balanced."""
     mean = statistics.fmean(one.compute for one in phases)
     return max(one.compute for one in phases) / mean if mean > 0 else 1.0
-
-
-def overloaded(phases: Sequence[Phases], threshold: float = THRESHOLD) -> list[int]:
-    """The ranks that compute more than ``threshold`` times as long as the mean of all."""
-    mean = statistics.fmean(one.compute for one in phases)
-    return [rank for rank, one in enumerate(phases) if one.compute > threshold * mean]

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, TypeGuard
 import torch
 
 from fastgraph import enabling
-from fastgraph.dist.balance.automatic import Automatic, reduce_as_measured
+from fastgraph.dist.balance.automatic import Automatic
 from fastgraph.dist.balance.first_epochs import FirstEpochs
 from fastgraph.dist.graphs import dgl, pyg_functions
 from fastgraph.dist.graphs.partition import METHODS
@@ -134,13 +134,6 @@ def parser() -> argparse.ArgumentParser:
         "auto: by the devices, measured in the first epochs and, with PyG, corrected once",
     )
     made.add_argument(
-        "--reduce-precision",
-        action="store_true",
-        help="ranks that compute more than 1.1 times as long as the mean in the first epochs pass "
-        "messages in bfloat16 from then on, which changes results; with --weights auto, those that "
-        "still do after shares were corrected",
-    )
-    made.add_argument(
         "--random", choices=world.RANDOM_MODES, default="rows", help="see fastgraph.dist.init"
     )
     made.add_argument("--check", action="store_true", help="compare all collectives of the ranks")
@@ -235,8 +228,6 @@ def _sharding(options: argparse.Namespace) -> Callable[[AnyGraph], AnyGraph]:
         program = f"{options.script.read_text()} {options.arguments}"
         automatic = Automatic(program, options.partition)
         actions.append(automatic.correct)
-    if options.reduce_precision:
-        actions.append(reduce_as_measured)
     first_epochs = FirstEpochs(actions)
 
     def shard(data: AnyGraph) -> AnyGraph:

@@ -21,7 +21,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID
-from fastgraph.dist.tensor import collectives, originals
+from fastgraph.dist.tensor import collectives, originals, transforms
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
@@ -97,8 +97,8 @@ class ShardedTensor(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         args, kwargs = _usual_names(args, kwargs) if kwargs else (args, {})
-        out = kwargs.pop("out", None)
-        if out is not None:
+        transforms.refuse()
+        if (out := kwargs.pop("out", None)) is not None:
             return _copied_into(out, func(*args, **kwargs))
         dispatch = KNOWN.get(func) or dispatch_of(func)
         values = leaves(args, kwargs)

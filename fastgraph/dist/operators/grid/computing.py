@@ -129,8 +129,8 @@ class Grid(Mode):
         numbered = needs_weights(call) or attention.has_values_of_edges(call)
         attention, inputs = _operands(block, call, attention)
         edges = block.edges_of(numbered=numbered)
-        factor, num_rows = dropout_of_weights(call, block), block.num_destinations
-        out, stats, alpha = local_attention(call, attention, inputs, edges, num_rows, factor, None)
+        dropped, num_rows = dropout_of_weights(call, block), block.num_destinations
+        out, stats, alpha = local_attention(call, attention, inputs, edges, num_rows, dropped, None)
         # The largest scores get no gradient, and so none is sent.
         parts, largest, inverse = block.parts([out, stats[..., 0].detach(), stats[..., 1]])
         own, given = stats, torch.stack([largest, inverse], -1)

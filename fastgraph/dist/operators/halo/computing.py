@@ -25,7 +25,6 @@ from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.operators.halo.cost import by_halo
 from fastgraph.dist.operators.halo.exchange import Piece, Results, computed
 from fastgraph.dist.operators.halo.graph import Neighbourhoods, neighbourhoods
-from fastgraph.dist.operators.precision import PRECISION
 from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Relation
 from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.sharded import ShardedTensor
@@ -59,7 +58,7 @@ class Halo(Mode):
 
         def compute(piece: Piece) -> Results:
             local = piece.of_sources(x), piece.edges.index, piece.edges.ptr, piece.of_edges(weight)
-            return Results(PRECISION.run(SPMM, *local, piece.num_rows, reduce, False))
+            return Results(SPMM(*local, piece.num_rows, reduce, False))
 
         found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
         return ShardedTensor(found.out, graph.destinations, 0)
@@ -75,7 +74,7 @@ class Halo(Mode):
         def compute(piece: Piece) -> Results:
             edges, weights = piece.edges, piece.of_edges(normalised)
             operands = piece.of_sources(x), edges.index, edges.ptr, weights
-            return Results(PRECISION.run(SPMM, *operands, piece.num_rows, "sum", False))
+            return Results(SPMM(*operands, piece.num_rows, "sum", False))
 
         edges = Edges(csr.col, csr.ptr)
         found = computed(graph, local, lambda: edges, [x], compute, sums=True)
@@ -88,7 +87,7 @@ class Halo(Mode):
         graph = neighbourhoods(*relation)
         edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
         local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
-        out, record = PRECISION.run(SEGMENT_REDUCE, *local, rows.mine, reduce, False, ties)
+        out, record = SEGMENT_REDUCE(*local, rows.mine, reduce, False, ties)
         if ties != "none":
             record = ShardedTensor(record, rows, 0)
         return ShardedTensor(out, rows, 0), record
@@ -106,16 +105,18 @@ class Halo(Mode):
         of_edges = [operand for operand, _ in present if operand.shape[0] == "edges"]
         edges = functools.partial(graph.edges_of, numbered=needs_weights(call) or bool(of_edges))
         addend, rows = graph.of_destinations(call.addend), graph.destinations
-        factor = dropout_of_weights(call, graph)
+        dropped = dropout_of_weights(call, graph)
 
         def compute(piece: Piece) -> Results:
-            own, kept = piece.of_addend(addend), piece.of_edges(factor)
+            own, kept = piece.of_addend(addend), dropped
+            if dropped is not None:
+                of_edges = piece.of_edges(dropped.of_edges)
+                assert of_edges is not None
+                kept = dropped._replace(of_edges=of_edges)
             how, given = attention, _of_piece(piece, places, inputs)
             if call.dropout > 0:
                 how, given = attention.given_scores(given, piece.num_rows)
-            found = PRECISION.run(
-                local_attention, call, how, given, piece.edges, piece.num_rows, kept, own
-            )
+            found = local_attention(call, how, given, piece.edges, piece.num_rows, kept, own)
             return Results(*found)
 
         # Values of edges are copied for halves, and features of theirs may be wider than nodes'.
@@ -134,7 +135,7 @@ class Halo(Mode):
         graph = neighbourhoods(*relation)
         edges = graph.edges_of(numbered=True)
         local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
-        return ShardedTensor(PRECISION.run(SDDMM, *local, heads, reduce, False), graph.edges, 0)
+        return ShardedTensor(SDDMM(*local, heads, reduce, False), graph.edges, 0)
 
     def program(
         self, relation: Relation, operands: Sequence[Tensor], program: Program
@@ -152,7 +153,7 @@ class Halo(Mode):
         edges = graph.edges_of(numbered=of_edges)
         sizes = graph.sources.mine + len(graph.plan.halo), graph.destinations.mine
         given = local, edges.index, edges.ptr, str(program), *sizes, False
-        found = PRECISION.run(EDGE_PROGRAM, *given)
+        found = EDGE_PROGRAM(*given)
         rows = {"edge": graph.edges, "total": None, OUTER: None}
         return [
             sum_of_ranks(tensor) if layout is None else ShardedTensor(tensor, layout, 0)
@@ -166,7 +167,7 @@ class Halo(Mode):
         edges = graph.edges_of(numbered=True)
         sizes = graph.destinations.mine, graph.sources.mine + len(graph.plan.halo)
         local = graph.of_edges(score), edges.index, edges.ptr
-        return ShardedTensor(PRECISION.run(EDGE_SOFTMAX, *local, *sizes, False), graph.edges, 0)
+        return ShardedTensor(EDGE_SOFTMAX(*local, *sizes, False), graph.edges, 0)
 
 
 def _local(

@@ -12,16 +12,17 @@ from torch import Tensor
 
 from fastgraph.dist.operators.attention import (
     FusedAttention,
-    dropped,
+    local_attention,
     needs_weights,
     num_heads,
 )
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
+from fastgraph.dist.operators.dropout import dropout_of
 from fastgraph.dist.operators.heads.cost import by_heads
 from fastgraph.dist.operators.heads.exchange import everywhere, layout_of_heads, to_heads, to_rows
 from fastgraph.dist.operators.heads.graph import WholeGraph, inverse, whole_graph
 from fastgraph.dist.operators.protocol import Mode, Operation, Relation
-from fastgraph.dist.operators.rank_graph import local_rows
+from fastgraph.dist.operators.rank_graph import local_rows, part_of
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient
 from fastgraph.dist.tensor.digests import DIGESTS
@@ -31,7 +32,6 @@ from fastgraph.dist.tensor.sharded import ShardedTensor, enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.heads import Call
-from fastgraph.ops.spmm import SPMM
 from fastgraph.registry.operators import OperandShape, Size
 
 
@@ -60,25 +60,24 @@ class Heads(Mode):
         _check_heads(attention.spec.operands, call.inputs, heads.n)
         graph, destinations = whole_graph(*relation), relation.destinations
         inputs = _operands(shapes, call.inputs, graph, heads)
-        weights = needs_weights(call)
-        edges = graph.edges_of(numbered=weights or attention.has_values_of_edges(call))
-        given = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
-        out, stats, alpha, *_ = attention.kernel(*inputs, None, *given)
-        if call.dropout > 0:
-            # The numbers that all ranks would draw by rows, for the heads of this one.
-            alpha = alpha * dropped(call, graph.position, len(graph.position), heads, alpha)
-            if heads.mine:
-                values = inputs[attention.spec.summed]
-                out = SPMM(values, edges.index, edges.ptr, alpha, destinations.n, "sum", False)
-        if call.weights:
+        edges = graph.edges_of(numbered=needs_weights(call) or attention.has_values_of_edges(call))
+        # What all ranks would drop by rows, of the heads of this one; all draw the seed.
+        num_edges, like = len(graph.position), part_of(call.inputs[0])
+        dropped = dropout_of(call, graph.position, num_edges, heads.n, heads, like)
+        if not heads.mine:
+            dropped = None
+        given = attention, inputs, edges, destinations.n
+        out, stats, alpha = local_attention(call, *given, dropped, None)
+        weights = out.new_empty(0)
+        if alpha is not None:
             out, alpha = to_rows([out, alpha], [destinations, graph.rows], heads)
-            alpha = ShardedTensor(alpha, graph.rows, 0)
+            weights = ShardedTensor(alpha, graph.rows, 0)
         else:
             (out,) = to_rows([out], [destinations], heads)
         if call.addend is not None:
             out = add_to(out, local_rows(call.addend, destinations))
         stats = ShardedTensor(stats.index_select(0, destinations.order_on(stats.device)), heads, 1)
-        return ShardedTensor(out, destinations, 0), stats, alpha
+        return ShardedTensor(out, destinations, 0), stats, weights
 
 
 def _check_heads(
