@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.backends.building import BY_TORCH
+from fastgraph.backends.dropout import dropout_factors as by_torch
 from fastgraph.backends.reference import num_shares
 from fastgraph.edge_programs.lowering import lower
 from fastgraph.edge_programs.program import parse
@@ -544,8 +545,22 @@ def edge_program(lib: Library, draw: Draw) -> Prepared:
     return call | {"operands": lowered.operands(operands), "outputs": out}, check
 
 
+def dropout_factors(lib: Library, draw: Draw) -> Prepared:
+    size, heads = draw.number(0, draw.one_of(3, 40, 3000)), draw.number(0, 9)
+    out = torch.full((size, heads), torch.nan, dtype=draw.one_of(*FLOATING))
+    numbers = draw.integers(0, draw.one_of(50, 2**40), size)
+    rate, first, seed = draw.one_of(0.0, 0.3, 1.0), draw.number(0, 6), draw.number(-9, 2**40)
+
+    def check(_: Any) -> None:
+        assert_equal(out, by_torch(torch.zeros_like(out), rate, seed, numbers, first))
+
+    call = {"numbers": numbers, "first_head": first, "dropout": rate, "seed": seed, "out": out}
+    return call, check
+
+
 CALLS = (
     checksum,
+    dropout_factors,
     prefer_huge_pages,
     build_csr,
     build_csr_with_loops,
