@@ -153,8 +153,9 @@ class BiasedDots:
         return total.expand(-1, heads)
 
     def is_ordinary(self) -> bool:
-        """True if no bias is infinite or NaN: a softmax of hidden entries alone is NaN."""
-        return all(math.isfinite(scale) and not has_infinity(t) for scale, t in self.biases)
+        """True if no sum is infinite or NaN: a softmax of hidden entries alone is NaN."""
+        with torch.no_grad():
+            return not has_infinity(self.bias(-1))
 
 
 def biased_dots(score: Expression) -> BiasedDots | None:

@@ -126,6 +126,22 @@ def test_a_layer_groups_edges_that_it_uses_often() -> None:
             assert torch.equal(outs[0], outs[-1])
 
 
+def test_an_edit_that_nobody_counts_before_a_forward_pass_on_grouped_edges() -> None:
+    """The degrees of ungrouped edges are known from before the edit."""
+    index, x = edges()[:, :2000], torch.randn(NUM_SRC, 1, dtype=torch.float64, requires_grad=True)
+    size = NUM_SRC, NUM_DST
+    with fastgraph.enabled(min_edges=0):
+        for _ in range(spmm_coo._SIGHTS.uses + 1):
+            SimpleConv("mean")((x, None), index, size=size)
+        index.data.copy_(edges()[:, 2000:4000])
+        out = SimpleConv("mean")((x, None), index, size=size)
+    expected = SimpleConv("mean")((x, None), index.clone(), size=size)
+    torch.testing.assert_close(out, expected)
+    weight = torch.randn(NUM_DST, 1, dtype=torch.float64)
+    found = (torch.autograd.grad((o * weight).sum(), x)[0] for o in (out, expected))
+    torch.testing.assert_close(*found)
+
+
 def test_what_follows_does_not_depend_on_the_cache() -> None:
     """Rows behind the last one with edges are multiplied, or not, at all calls alike."""
     num_nodes = 20_000

@@ -30,8 +30,8 @@ void dropout_factors(const int64_t* numbers, int64_t first_head, Dropout dropout
         store_in_turns<N>(words, factors, found);
         const int64_t from = std::max(first_head, 4 * four), to = std::min(last_head, 4 * four + 4);
         for (int64_t i = 0; i < count; ++i) {
-          T* const row = out.row(e + i) - first_head;
-          for (int64_t h = from; h < to; ++h) store_one(row + h, found[4 * i + h % 4]);
+          T* const row = out.row(e + i);
+          for (int64_t h = from; h < to; ++h) store_one(row + h - first_head, found[4 * i + h % 4]);
         }
       }
     }
