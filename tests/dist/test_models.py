@@ -220,11 +220,12 @@ def test_training_is_that_of_one_process(found: list[dict[str, str]], case: str)
 
 
 def test_random_numbers_do_not_depend_on_the_number_of_ranks() -> None:
-    ((expected, ours), drawn), (of_ranks, drawn_by_ranks) = (
+    (of_one, drawn), (of_ranks, drawn_by_ranks) = (
         forks.on_ranks(random_by_rows, size)[0] for size in (1, 3)
     )
-    assert len(set(expected)) == STEPS
-    for losses in (ours, *of_ranks):
+    # Of weights ours drops others than upstream's with one seed, as without ranks.
+    for expected, losses in zip(of_one, of_ranks, strict=True):
+        assert len(set(expected)) == STEPS
         assert losses == pytest.approx(expected, rel=TOLERANCE)
     for name, x in drawn.items():
         assert torch.equal(x, drawn_by_ranks[name]), name

@@ -3,6 +3,7 @@
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "bindings/attention_sizes.h"
 #include "bindings/checks.h"
@@ -304,8 +305,9 @@ struct DenseAttentionArguments {
 
 void bind_dropout_factors(Tensor numbers, int64_t first_head, double dropout, int64_t seed,
                           Tensor out) {
-  if (first_head < 0) {
-    TVM_FFI_THROW(ValueError) << "first_head must be at least 0, got " << first_head;
+  if (first_head < 0 || first_head > std::numeric_limits<int32_t>::max()) {
+    TVM_FFI_THROW(ValueError) << "first_head must be from 0 to "
+                              << std::numeric_limits<int32_t>::max() << ", got " << first_head;
   }
   check_ndim(out, 2, "out");
   dispatch_features(out, "out", [&](auto type) {
