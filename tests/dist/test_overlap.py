@@ -77,7 +77,8 @@ def events_of(data: Any) -> tuple[list[str], list[str]]:
         return call
 
     conv = gnn.GCNConv(D, D).to(data.x.device)
-    conv(data.x, data.edge_index)  # plans
+    x = data.x.detach().clone().requires_grad_()  # whose gradient travels, too
+    conv(x, data.edge_index)  # plans
     of_gradients = importlib.import_module("fastgraph.ops.spmm")  # `ops.spmm` is a function
     with (
         mock.patch.object(computing, "SPMM", noted("kernel", computing.SPMM)),
@@ -87,7 +88,7 @@ def events_of(data: Any) -> tuple[list[str], list[str]]:
         ),
         mock.patch.object(transport.Exchange, "wait", noted("wait", transport.Exchange.wait)),
     ):
-        out = conv(data.x, data.edge_index)
+        out = conv(x, data.edge_index)
         forward = events.copy()
         events.clear()
         out.sum().backward()
