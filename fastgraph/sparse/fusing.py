@@ -260,7 +260,7 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
     if (dots := dot_products(score)) is not None:
         found = _attention(dots, score, x, options)
     elif (biased := biased_dots(score)) is not None:
-        found = _attention(biased.dots[0], score, x, options, biased)
+        found = _attention(biased.dots, score, x, options, biased)
     elif (ends := sum_of_ends(score)) is not None:
         found = _gat(ends, score, x, options)
     elif (added := additive(score)) is not None:

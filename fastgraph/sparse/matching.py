@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -139,12 +140,12 @@ class BiasedDots:
     """Scaled dot products and a bias of each entry.
 
     Attributes:
-        dots: the dot products, as :func:`dot_products` finds them; one of them.
+        dots: the dot products, as :func:`dot_products` finds them.
         biases: ``[nnz]``, ``[nnz, heads]`` or ``[nnz, 1]``, each with what multiplies it.
     """
 
-    dots: list[Monomial] = field(default_factory=list)
-    biases: list[tuple[float, Tensor]] = field(default_factory=list)
+    dots: Monomial
+    biases: list[tuple[float, Tensor]]
 
     def bias(self, heads: int) -> Tensor:
         """The sum of the biases, ``[nnz, heads]``."""
@@ -160,28 +161,31 @@ class BiasedDots:
 
 def biased_dots(score: Expression) -> BiasedDots | None:
     """Dot products with biases of entries; ``None`` if the expression is something else."""
-    found = BiasedDots()
-    return found if _add_biased(score, 1.0, found) and found.dots and found.biases else None
+    found: list[Monomial] = []
+    biases: list[tuple[float, Tensor]] = []
+    for scale, term in _terms(score):
+        if isinstance(term, Entries):
+            biases.append((scale, term.tensors[0]))
+        elif not found and (dots := dot_products(term)) is not None:
+            found.append(dots.times(Monomial(scale)))
+        else:
+            return None
+    return BiasedDots(found[0], biases) if found and biases else None
 
 
-def _add_biased(values: Expression, scale: float, found: BiasedDots) -> bool:
+def _terms(values: Expression, scale: float = 1.0) -> Iterator[tuple[float, Expression]]:
+    """The terms of a sum, each with the number by which it is multiplied."""
     values = bare(values)
-    if isinstance(values, Entries):
-        found.biases.append((scale, values.tensors[0]))
-        return True
-    if (dots := dot_products(values)) is not None:
-        found.dots.append(dots.times(Monomial(scale)))
-        return len(found.dots) == 1
-    if not isinstance(values, Map) or values.kwargs:
-        return False
-    if len(values.arguments) == 1:
-        factor = _factor_of(values)
-        return factor is not None and _add_biased(values.arguments[0], scale * factor, found)
-    if values.function not in (operator.add, operator.sub):
-        return False
-    first, second = values.arguments
-    second_scale = scale if values.function is operator.add else -scale
-    return _add_biased(first, scale, found) and _add_biased(second, second_scale, found)
+    if isinstance(values, Map) and not values.kwargs:
+        if len(values.arguments) == 1 and (factor := _factor_of(values)) is not None:
+            yield from _terms(values.arguments[0], scale * factor)
+            return
+        if len(values.arguments) == 2 and values.function in (operator.add, operator.sub):
+            first, second = values.arguments
+            yield from _terms(first, scale)
+            yield from _terms(second, scale if values.function is operator.add else -scale)
+            return
+    yield scale, values
 
 
 def _factor_of(made: Map) -> float | None:
@@ -277,32 +281,21 @@ def sum_of_ends(score: Expression) -> SumOfEnds | None:
         slope = slope_of(score)
         score = score.arguments[0]
     found = SumOfEnds(slope)
-    return found if _add_terms(score, 1.0, found) and (found.rows or found.cols) else None
+    for sign, term in _terms(score):
+        if abs(sign) != 1 or not isinstance(term, Ends | Entries):
+            return None
+        if isinstance(term, Entries):
+            terms = found.entries
+        else:
+            terms = found.rows if term.is_row else found.cols
+        terms.append((sign, term.tensors[0]))
+    return found if found.rows or found.cols else None
 
 
 def slope_of(made: Map) -> float:
     """The slope of a LeakyReLU."""
     given = made.args[1] if len(made.args) > 1 else made.kwargs.get("negative_slope", 0.01)
     return float(given)
-
-
-def _add_terms(values: Expression, sign: float, found: SumOfEnds) -> bool:
-    values = bare(values)
-    if isinstance(values, Ends):
-        (found.rows if values.is_row else found.cols).append((sign, values.tensors[0]))
-        return True
-    if isinstance(values, Entries):
-        found.entries.append((sign, values.tensors[0]))
-        return True
-    if not isinstance(values, Map) or values.kwargs or len(values.arguments) != len(values.args):
-        return False
-    if values.function is operator.neg:
-        return _add_terms(values.arguments[0], -sign, found)
-    if values.function not in (operator.add, operator.sub):
-        return False
-    first, second = values.arguments
-    second_sign = sign if values.function is operator.add else -sign
-    return _add_terms(first, sign, found) and _add_terms(second, second_sign, found)
 
 
 def bare(values: Expression) -> Expression:
