@@ -114,6 +114,8 @@ def needs_weights(call: Call) -> bool:
 
 def dropout_of_weights(call: Call, graph: RankGraph) -> Dropped | None:
     """The dropout of the weights of local edges; ``None`` without any."""
+    if call.dropout == 0:
+        return None
     edges, like = graph.edges, part_of(call.inputs[0])
     return dropout_of(call, edges.position_on(like.device), edges.n, num_heads(call), None, like)
 

@@ -97,7 +97,8 @@ class ShardedTensor(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         args, kwargs = _usual_names(args, kwargs) if kwargs else (args, {})
-        transforms.refuse()
+        if transforms.innermost() is not None:
+            raise transforms.refusal()
         if (out := kwargs.pop("out", None)) is not None:
             return _copied_into(out, func(*args, **kwargs))
         dispatch = KNOWN.get(func) or dispatch_of(func)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from torch._C import _functorch
 
+innermost = _functorch.peek_interpreter_stack
+"""``None`` where no transform is at work. It is asked for every operation, and enters no Python."""
 
-def refuse() -> None:
-    """No transform is at work.
 
-    Raises:
-        NotImplementedError: one is.
-    """
-    if _functorch.peek_interpreter_stack() is not None:
-        raise NotImplementedError(
-            "a sharded tensor is used within a transform of torch.func, as grad, jvp or vmap: give "
-            "it fastgraph.dist.whole(tensor), or use torch.autograd"
-        )
+def refusal() -> NotImplementedError:
+    """The error for a sharded tensor within a transform."""
+    return NotImplementedError(
+        "a sharded tensor is used within a transform of torch.func, as grad, jvp or vmap: give "
+        "it fastgraph.dist.whole(tensor), or use torch.autograd"
+    )
