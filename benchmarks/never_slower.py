@@ -64,6 +64,7 @@ def _known(names: tuple[str, ...], known: tuple[str, ...], option: str) -> tuple
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--quick", is_flag=True, help="Few rounds, short turns.")
 @click.option("--again", is_flag=True, help="Measure what the record has below 0.95 once more.")
+@click.option("--lost", is_flag=True, help="Only cells below 0.95 in the newest result with them.")
 def main(
     library: str,
     graphs: str | None,
@@ -76,6 +77,7 @@ def main(
     threads: int,
     quick: bool,
     again: bool,
+    lost: bool,
 ) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when DGL is loaded
     if library == "dgl":
@@ -92,7 +94,7 @@ def main(
     from fastgraph.routing.switch import SWITCH
     from measure.machine import limit_memory, machine_facts
     from measure.modes import INDICES, MODES
-    from measure.ratios import Cell, Row, Table
+    from measure.ratios import Cell, Row, Table, lost_in
     from measure.shapes import SHAPES
     from measure.turns import Effort
 
@@ -107,14 +109,17 @@ def main(
         for mode in _names(modes, MODES, "--modes")
         for kind in _names(index, INDICES, "--index")
     ]
+    if lost:
+        lost_before = lost_in(RESULTS)
+        chosen = [cell for cell in chosen if cell in lost_before]
     kept = Record(record or RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-never-slower.jsonl")
     kept.mend()
     rows = {row.cell: row for row in map(Row.from_json, kept.lines("row"))}
     empty = {Cell(*line) for line in kept.lines("empty")}
     failed = {Cell(*line): reason for *line, reason in kept.lines("failed")}
-    lost = {cell for cell, row in rows.items() if again and row.ratio < 0.95}
+    below = {cell for cell, row in rows.items() if again and row.ratio < 0.95}
     known_cells = rows.keys() | empty | failed.keys()
-    left = [cell for cell in chosen if cell not in known_cells or cell in lost]
+    left = [cell for cell in chosen if cell not in known_cells or cell in below]
     console = Console(stderr=True)
     end = time.monotonic() + (float("inf") if budget is None else budget)
     effort = Effort(turn=0.004, rounds=4) if quick else Effort()

@@ -71,6 +71,23 @@ class Row(NamedTuple):
         return self.plain / self.ours
 
 
+def lost_in(folder: Path) -> set[Cell]:
+    """The cells that are below :data:`LOWEST` in the newest result that has them.
+
+    Args:
+        folder: of the results that :meth:`Table.write` wrote.
+    """
+    found = [json.loads(path.read_text()) for path in folder.glob("*never-slower*.json")]
+    found.sort(key=lambda results: str(results["machine"]["date"]))
+    size = len(Cell._fields)  # what follows times has changed since the first results
+    ratios = {
+        Cell(*line[:size]): line[size] / line[size + 1]
+        for results in found
+        for line in results["rows"]
+    }
+    return {cell for cell, ratio in ratios.items() if ratio < LOWEST}
+
+
 class Table(NamedTuple):
     """All cells that were asked for.
 

@@ -237,6 +237,18 @@ def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
     assert len(json.loads(record.stem.with_suffix(".json").read_text())["left"]) == 2
 
 
+def test_what_the_newest_result_has_below_is_lost(tmp_path: Path) -> None:
+    ratios = measure("ratios")
+    cell = ratios.Cell("pyg", "tiny", "GCNConv", 8, "fresh", "x")
+    mended, worse = cell, cell._replace(mode="all")
+    times = {"late": [(mended, 50.0), (worse, 120.0)], "early": [(mended, 200.0), (worse, 50.0)]}
+    for name, date in (("late", "2026-02-01"), ("early", "2026-01-01")):
+        rows = [ratios.Row(c, 100.0, ours, 4, False, True) for c, ours in times[name]]
+        facts = {"command": "never_slower", "machine": {"date": f"{date} 00:00 UTC"}}
+        ratios.Table(facts, ("tiny",), rows).write(tmp_path / f"2026-never-slower-{name}")
+    assert ratios.lost_in(tmp_path) == {worse}
+
+
 def test_layers_are_named_one_by_one_as_names_have_commas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_threads: None
 ) -> None:
