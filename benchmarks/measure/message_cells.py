@@ -300,17 +300,24 @@ def _propagation(layer: nn.Module, call: Callable[[], Any]) -> Step:
 
 
 def _first(step: Step) -> tuple[dict[str, int], float]:
-    """Bytes of the peak of both passes, and how far their results are apart."""
+    """Bytes of the peak of both passes, of their results alone, and how far these are apart."""
     with _side("ours"), ordering_after(0):
         ours = _results(step)  # what is traced and built is no part of the peak
         peak = _peak(lambda: _results(step))[0]
     plain_peak, plain = _peak(lambda: _results(step))
-    return {"plain": plain_peak, "ours": peak}, _difference(plain, ours)
+    memory = {"plain": plain_peak, "ours": peak, "results": _bytes(plain)}
+    return memory, _difference(plain, ours)
 
 
 def _results(step: Step) -> tuple[list[Tensor], list[Tensor | None]]:
     out = step.forward()
     return [part.detach() for part in _differentiable(out)], step.backward(out)
+
+
+def _bytes(results: tuple[list[Tensor], list[Tensor | None]]) -> int:
+    """What outputs and gradients take, views of one tensor once."""
+    storages = [x.untyped_storage() for part in results for x in part if x is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _peak(run: Callable[[], Any]) -> tuple[int, Any]:

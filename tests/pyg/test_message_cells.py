@@ -34,3 +34,11 @@ def test_what_products_allow_is_upstreams_time_over_that_of_the_products() -> No
     cell["multiplications"] = {"forward": 10_000, "backward": 40_000}
     assert report.at_most(cell) == pytest.approx(4)  # 0.1 GFLOP take 2 ms
     assert report.at_most({**cell, "products": False}) is None
+
+
+def test_memory_is_at_most_below_by_what_results_take() -> None:
+    x = torch.randn(30, 4)
+    assert cells._bytes(([x, x[:10]], [torch.zeros(5), None])) == 4 * (120 + 5)
+    cell = {"memory": {"plain": 2**20, "ours": 2**18, "results": 2**17}}
+    assert report.times_below(cell) == 4 and report.times_below_at_most(cell) == 8
+    assert report.times_below_at_most({"memory": {"plain": 2**20, "ours": 2**18}}) is None
