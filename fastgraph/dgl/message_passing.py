@@ -101,8 +101,8 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
-        is_theirs = not (_is_function(mfunc) and _is_function(rfunc)) or _is_typed()
-        if is_theirs or not SWITCH.active:
+        are_functions = _is_function(mfunc) and _is_function(rfunc)
+        if not are_functions or not SWITCH.active:
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
             if THREAD.counted:
@@ -112,6 +112,8 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
                 return message_passing(g, mfunc, rfunc, afunc)
             finally:
                 under_way.pop()
+        if _is_typed():
+            return message_passing(g, mfunc, rfunc, afunc)
         found = _found(traced.plan(g, mfunc, rfunc), _UPDATE)
         if found is None:
             return message_passing(g, mfunc, rfunc, afunc)
@@ -123,10 +125,11 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
 def _is_typed() -> bool:
     """True in a layer that was left to DGL and whose messages are no programs.
 
-    They are products by the matrices of types, which have a gradient of their own.
+    They are products by the matrices of types, which have a gradient of their own. DGL's layers
+    have these as modules of their own, not within others.
     """
     layer = layer_left()
-    return layer is not None and any(isinstance(m, TypedLinear) for m in layer.modules())
+    return layer is not None and any(isinstance(m, TypedLinear) for m in layer.children())
 
 
 def _is_function(given: Any) -> bool:
@@ -138,7 +141,7 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
     def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
         # Message passing names the numbers of edges; `apply_edges` does not.
         is_whole = not others and is_all(eid) and len(graph.canonical_etypes) == 1
-        if not (SWITCH.active and is_whole) or _is_typed():
+        if not (SWITCH.active and is_whole):
             return invoke(graph, eid, etype, func, **others)
         if traced.is_tiny(graph):
             if THREAD.counted:
@@ -148,6 +151,8 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
                 return invoke(graph, eid, etype, func)
             finally:
                 under_way.pop()
+        if _is_typed():
+            return invoke(graph, eid, etype, func)
         found = _found(traced.plan_edges(graph, func), _APPLY)
         return invoke(graph, eid, etype, func) if found is None else found
 
