@@ -99,12 +99,17 @@ scatter-of-tests: install
 	PYTHONPATH=build/scatter $(BIN)/python -c "import torch_scatter" 2>/dev/null || { rm -rf build/scatter; \
 	  $(SCATTER) CXX=$(abspath $(VENV))/c++-O0 $(scatter) --no-deps --target build/scatter; }
 
+# Of PyG's tests those that no kernel and no torch_scatter decides: loaders and samplers, what is left
+# to upstream, as too small for one, and what is said of it.
+WITHOUT_KERNELS := $(patsubst %,--ignore=tests/pyg/test_%.py,batch_filtering collating collecting loader_options \
+  message_cells prefetching sampling sizes small_layers stores token_graph token_loader unrouted)
+
 # The backend that calls it, and upstream's layers, which then take other paths. The other backends
 # and the switch do not know of it, so that `test` has shown what they do; that layers which agree
 # with upstream's train as upstream's do, and what becomes of graphs that are edited, it has, too.
 test-scatter: scatter-of-tests ## run the tests whose outcome depends on torch_scatter with it present
 	PYTHONPATH=$(abspath build/scatter) $(PYTEST) $(PARALLEL) $(EXHAUSTIVE) tests/ops tests/pyg \
-	  $(if $(ALL),,-k "(scatter or pyg) and not switching and not training and not stale_graphs")
+	  $(if $(ALL),,$(WITHOUT_KERNELS) -k "(scatter or pyg) and not switching and not training and not stale_graphs")
 
 # DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
 # gets one beside .venv, with these sources and the packages of .venv behind its own. What DGL imports
@@ -148,7 +153,7 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	$(cusparse)
 	$(EMULATED) $(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(EXHAUSTIVE) $(REPEATS)
 	$(EMULATED) FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(EXHAUSTIVE) $(REPEATS) \
-	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
+	  tests/ops tests/cuda tests/pyg $(WITHOUT_KERNELS) -k "simt or cuda or pyg" \
 	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
 	  $(addprefix tests/pyg/test_traced,.py _aggregations.py _guards.py _kept.py _refusals.py _softmax.py) \
 	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) \
