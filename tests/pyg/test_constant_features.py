@@ -22,6 +22,9 @@ from fastgraph.layers import constant
 from fastgraph.layers.aggregation import Aggregation
 from tests.graphs import random_edges
 
+# Where the emulator runs, the host finds edits, as it does without.
+pytestmark = pytest.mark.repeats
+
 NODES, CHANNELS, COUNT = 300, 64, 5000
 
 

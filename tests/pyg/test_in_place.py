@@ -45,6 +45,9 @@ from fastgraph.pyg import propagate
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 
+# What functions keep for their backward passes is the same for every backend.
+pytestmark = pytest.mark.repeats
+
 EDGES = random_edges(12, 12, 40)
 
 

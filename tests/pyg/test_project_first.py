@@ -16,6 +16,9 @@ from fastgraph.layers.narrowing import projects_first
 from tests.ab import arguments, assert_same
 from tests.graphs import hub_edges, random_edges
 
+# The order of products is decided before a backend is asked for anything.
+pytestmark = pytest.mark.repeats
+
 NODES, COUNT, WIDE, NARROW = 200, 3000, 32, 5
 
 

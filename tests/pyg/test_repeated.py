@@ -22,6 +22,7 @@ from tests.graphs import random_edges
 from tests.pyg.traced_layers import CHANNELS, EDGES, NODES, Scaled, Updating, traces, x64
 
 pytestmark = [
+    pytest.mark.repeats,  # Plans are made before a backend is asked for anything.
     pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning"),
     pytest.mark.usefixtures("nothing_known"),
 ]

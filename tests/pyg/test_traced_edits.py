@@ -14,6 +14,9 @@ from torch_geometric.nn import FastRGCNConv, MessagePassing
 import fastgraph
 from tests.pyg.traced_layers import CHANNELS, EDGES, x64
 
+# What functions keep for their backward passes is the same for every backend.
+pytestmark = pytest.mark.repeats
+
 NUM_EDGES = EDGES.shape[1]
 
 

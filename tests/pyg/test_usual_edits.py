@@ -16,6 +16,9 @@ from torch import Tensor
 import fastgraph
 from tests.pyg.test_usual import CONVS, EDGES, calling
 
+# What functions keep for their backward passes is the same for every backend.
+pytestmark = pytest.mark.repeats
+
 Leaves = dict[str, Tensor]
 
 EDITS: dict[str, Callable[[Leaves, Tensor, Any], object]] = {
