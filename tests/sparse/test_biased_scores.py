@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fastgraph.sparse as fgs
 from fastgraph.routing.status import recording
+from fastgraph.sparse.matching import has_infinity
 from tests.sparse.test_fusing import ones, operands, randn
 from tests.sparse.test_programs import matches
 
@@ -131,3 +132,12 @@ def test_a_bias_that_is_edited_or_does_not_fit() -> None:
                 val + wrong
         else:
             torch.testing.assert_close((val + wrong).clone(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_whose_squares_overflow_are_not_infinite(dtype: torch.dtype) -> None:
+    large = torch.full((3, 40), torch.finfo(dtype).max, dtype=dtype)
+    assert not has_infinity(large) and not has_infinity(large[:, :0])
+    for number in (torch.inf, -torch.inf, torch.nan):
+        large[1, 7] = number
+        assert has_infinity(large)

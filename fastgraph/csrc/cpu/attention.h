@@ -87,6 +87,7 @@ struct Scores {
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
+    bias.expect(block);
     auto score = dots<T>(block, in.query, 0, NodeRows<T>(in.key));
     if (in.edge.width > 0) score += dots<T>(block, in.query, in.key.width, EdgeRows<T>(in.edge));
     return bias.added(block, scale * score);
@@ -114,6 +115,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T, Bias>> {
 
   template <typename Block>
   Dots<A> find_dots(const Block& block) const {
+    bias.expect(block);
     auto found = dots_of_pairs<T>(block, in, this->grad);
     if (in.edge.width > 0) {
       found.score += dots<T>(block, in.query, in.key.width, EdgeRows<T>(in.edge));

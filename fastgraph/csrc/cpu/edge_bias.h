@@ -28,6 +28,8 @@ struct NoBias {
   using A = Accumulator<T>;
 
   template <typename Block>
+  FASTGRAPH_INLINE void expect(const Block&) const {}
+  template <typename Block>
   FASTGRAPH_INLINE BlockOf<A> added(const Block&, BlockOf<A> score) const {
     return score;
   }
@@ -48,6 +50,16 @@ class EdgeBias {
       narrow_ = in_order<uint8_t>(graph);
     } else {
       wide_ = in_order<int32_t>(graph);
+    }
+  }
+
+  // Before what scores are made of is loaded: a bias is found by the number of its edge, and those
+  // of a row lie apart.
+  template <typename Block>
+  FASTGRAPH_INLINE void expect(const Block& block) const {
+    if (of_edges_.data == nullptr) return;
+    for (int i = 0; i < block.count; ++i) {
+      __builtin_prefetch(of_edges_.row(block.edge(i)) + block.head);
     }
   }
 
