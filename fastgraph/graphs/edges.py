@@ -73,6 +73,24 @@ def _reversed(index: Tensor) -> Tensor:
     return index.flip(0)
 
 
+def has_parallel_edges(index: Tensor, num_src: int) -> bool:
+    """True if two edges have the same ends, remembered as long as ``index`` lives unchanged.
+
+    Args:
+        index: int32 or int64 ``[2, E]``.
+        num_src: number of source nodes.
+    """
+    return bool(remembered("parallel", _has_parallel_edges, index, num_src))
+
+
+def _has_parallel_edges(index: Tensor, num_src: int) -> Tensor:
+    pairs = index[1].long() * num_src + index[0]
+    if bool((pairs[1:] > pairs[:-1]).all()):  # as entries of a matrix mostly are
+        return pairs.new_zeros((), dtype=torch.bool)
+    pairs = pairs.sort().values
+    return (pairs[1:] == pairs[:-1]).any()
+
+
 def graph_of(
     index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int = 0
 ) -> Graph:

@@ -35,7 +35,8 @@ from fastgraph.machine import capture
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
     """The key of a strided tensor, and of its content as far as torch counts edits.
 
-    Inference tensors have no version counter and cannot be keyed.
+    Inference tensors have no version counter and cannot be keyed. Two views of the same memory may
+    differ in their sign alone: torch negates lazily.
     """
     return (
         tensor.untyped_storage()._cdata,
@@ -43,6 +44,7 @@ def tensor_key(tensor: Tensor) -> tuple[object, ...]:
         tensor.shape,
         tensor.stride(),
         tensor.dtype,
+        tensor.is_neg(),
         tensor._version,
     )
 

@@ -24,6 +24,7 @@ from fastgraph.graphs.edges import (
     OutOfRange,
     RenumberedGraph,
     graph_of,
+    has_parallel_edges,
     index_with_self_loops,
     other_edges,
     renumbered_graph,
@@ -52,6 +53,9 @@ _METHODS = ("message", "edge_update")
 _GENERATED = ("edge_updater", "propagate")
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
+
+_PARALLEL = Refusal("a sparse adjacency matrix with several entries in one place and self-loops")
+"""PyG makes one entry of those in one place where it adds self-loops to a matrix."""
 
 Result = TypeVar("Result")
 
@@ -247,6 +251,8 @@ def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | R
     is_looked_up = is_plain(*inputs, index) and not is_recording()
     if refusal := too_large(num_src, num_dst, index.shape[1] + (loops or 0)):
         return refusal
+    if call.edges.values is not None and loops is not None and has_parallel_edges(index, num_src):
+        return _PARALLEL
     if not numbered:
         if not is_looked_up:
             return Located(Edges(index, self_loops=loops or 0))

@@ -20,6 +20,7 @@ from fastgraph.layers.attention import (
     same_dtype,
     terms_of,
 )
+from fastgraph.layers.modules import parameter_of
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
@@ -65,11 +66,13 @@ def plan(
     if isinstance(call, Refusal):
         return call
     refusal = None
+    if getattr(parameter_of(module, "att_src"), "device", None) != call.inputs.src.device:
+        refusal = Refusal("att_src is not on the device of the features")
     if edge_attr is not None and module.lin_edge is None:
-        refusal = _ignored_edge_refusal(module, edge_attr, edge_index)
+        refusal = refusal or _ignored_edge_refusal(module, edge_attr, edge_index)
         edge_attr = None
     if edge_attr is not None:
-        refusal = edge_refusal(module.lin_edge, edge_attr, edge_index)
+        refusal = refusal or edge_refusal(module.lin_edge, edge_attr, edge_index)
     if size is not None:
         refusal = refusal or _size_refusal(size, call.inputs)
     if return_attention_weights:

@@ -415,6 +415,10 @@ def plan_propagate(
     fused_index = isinstance(edge_index, EdgeIndex) and _fuses_edge_index(module, edge_index)
     if (fused or fused_index) and not multiplies_adjacency(cls):
         return Refusal("message_and_aggregate is overridden")
+    if (fused or fused_index) and not _reduces_by(module.aggr, reduce):
+        return Refusal("aggr names another reduction than aggr_module is")
+    if fused_index and module.flow != "source_to_target":
+        return Refusal("EdgeIndex.matmul does not look at the flow")
     if fused_index and reduce not in SUMS:
         return Refusal("EdgeIndex.matmul breaks ties of max and min in its own way")
     if fused_index and not _is_product(edge_index, arguments.get("x"), arguments):
@@ -446,6 +450,11 @@ def plan_propagate(
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
     ties = "winner" if fused or _scatters_to_one_winner(x) else "split"
     return Aggregation(x, edges, weight, reduce, num_out, node_dim, ties, fused or fused_index)
+
+
+def _reduces_by(name: object, reduce: str) -> bool:
+    """True if ``aggr`` is a name of a reduction: products go by it, messages by ``aggr_module``."""
+    return name == reduce or (name == "add" and reduce == "sum")
 
 
 def _scatters_to_one_winner(x: Tensor) -> bool:

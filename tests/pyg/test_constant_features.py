@@ -157,6 +157,17 @@ def test_dtypes_are_apart(computed: list[Aggregation]) -> None:
     assert out.dtype == torch.float64 and len(computed) == 3
 
 
+@pytest.mark.parametrize("name", ["SAGE mean", "SAGE max", "GraphConv", "GIN", "LG", "SG"])
+def test_views_that_differ_in_sign_are_apart(name: str) -> None:
+    imaginary = torch.complex(features(0), features(1))
+    views, conv, index = (imaginary.imag, imaginary.conj().imag), LAYERS[name](), edges()
+    assert views[0].data_ptr() == views[1].data_ptr() and views[1].is_neg()
+    with fastgraph.enabled(strict=True), torch.no_grad():
+        found = [conv(x, index) for x in views for _ in range(3)]
+    for out, x in zip(found, (x for x in views for _ in range(3)), strict=True):
+        torch.testing.assert_close(out, conv(x, index), rtol=1e-4, atol=1e-5)
+
+
 def test_autocast_is_left_alone(computed: list[Aggregation]) -> None:
     conv, x, index = sage(), features(), edges()
     with fastgraph.enabled(strict=True), torch.autocast("cpu", torch.bfloat16):

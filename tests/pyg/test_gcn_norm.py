@@ -327,6 +327,17 @@ def test_a_weight_of_another_class_is_left_to_upstream() -> None:
     assert routed() == 0
 
 
+@pytest.mark.parametrize("layer", [GCNConv, SGConv, TAGConv])
+def test_weights_that_differ_in_sign_are_apart(layer: Any) -> None:
+    imaginary = torch.complex(torch.zeros(40), torch.rand(40) + 0.5)
+    conv, x = layer(4, 4), torch.randn(10, 4)
+    weights = (imaginary.imag, imaginary.conj().imag)
+    with fastgraph.enabled(min_edges=0), torch.no_grad():
+        found = [conv(x, EDGES, weight) for weight in weights for _ in range(3)]
+    for out, weight in zip(found, (w for w in weights for _ in range(3)), strict=True):
+        torch.testing.assert_close(out, conv(x, EDGES, weight), equal_nan=True)
+
+
 def test_learned_weights_through_the_normalisation() -> None:
     conv, x = GCNConv(4, 2), torch.randn(10, 4)
     weight = torch.rand(40, requires_grad=True)

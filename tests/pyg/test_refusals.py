@@ -224,6 +224,65 @@ def test_an_own_product_with_a_sorted_edge_index() -> None:
     assert "message_and_aggregate is overridden" in fastgraph.status().rows[0].reasons
 
 
+def test_the_product_of_an_edge_index_ignores_the_flow() -> None:
+    graph = EdgeIndex(EDGES, sparse_size=(NODES, NODES)).sort_by("col").values
+    conv = GraphConv(CHANNELS, 4, flow="target_to_source")
+    expected = conv(features(), graph)
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(features(), graph), expected)
+        assert "EdgeIndex.matmul does not look at the flow" in fastgraph.status().rows[0].reasons
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor")
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+@pytest.mark.parametrize("kind", ["edge_index", "csr", "coo", "EdgeIndex"])
+@pytest.mark.parametrize("layer", [SAGEConv, GraphConv])
+def test_products_go_by_the_name_of_the_aggregation(layer: Any, kind: str, aggr: str) -> None:
+    edges = torch.unique(EDGES.flip(0), dim=1)  # a matrix has rows of destinations
+    graph = {
+        "edge_index": EDGES,
+        "csr": to_torch_csr_tensor(edges, size=NODES),
+        "coo": to_torch_coo_tensor(edges, size=NODES),
+        "EdgeIndex": EdgeIndex(EDGES, sparse_size=(NODES, NODES)).sort_by("col").values,
+    }[kind]
+    conv, x = layer(CHANNELS, 4, aggr="mean"), features()
+    before = conv(x, graph)
+    conv.aggr = aggr  # messages go by `aggr_module`, which stays
+    is_product = kind in ("csr", "coo") or (kind == "EdgeIndex" and layer is GraphConv)
+    expected = conv(x, graph)
+    assert torch.equal(before, expected) != is_product
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(x, graph), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv])
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_entries_in_one_place_are_one_beside_self_loops(layout: torch.layout, layer: Any) -> None:
+    edges = torch.cat([EDGES, EDGES[:, :40]], dim=1)
+    edges = edges[:, edges[1].argsort(stable=True)]
+    if layout == torch.sparse_csr:
+        offsets = torch._convert_indices_from_coo_to_csr(edges[1], NODES)
+        graph = torch.sparse_csr_tensor(offsets, edges[0], torch.ones(130), (NODES, NODES))
+    else:
+        graph = torch.sparse_coo_tensor(edges.flip(0), torch.ones(130), (NODES, NODES))
+    conv, x = layer(CHANNELS, 4), features()
+    expected = conv(x, torch.unique(edges, dim=1))
+    with fastgraph.enabled(min_edges=0):
+        for _ in range(3):  # PyG says of the caller's COO matrix that it is coalesced
+            torch.testing.assert_close(conv(x, graph), expected)
+
+
+def test_parameters_on_another_device_fail_as_upstream() -> None:
+    for layer in (GATConv, GATv2Conv, TransformerConv, SAGEConv):
+        conv = layer(CHANNELS, 4).to("meta")
+        with pytest.raises(Exception) as expected:
+            conv(features(), EDGES)
+        with fastgraph.enabled(min_edges=0), pytest.raises(expected.type):
+            conv(features(), EDGES)
+
+
 def test_sparse_features_fail_as_upstream() -> None:
     sparse = features().to_sparse()
     for conv in (SAGEConv(CHANNELS, 4), GraphConv(CHANNELS, 4)):
