@@ -315,7 +315,7 @@ def _results(step: Step) -> tuple[list[Tensor], list[Tensor | None]]:
 
 
 def _bytes(results: tuple[list[Tensor], list[Tensor | None]]) -> int:
-    """What outputs and gradients take, views of one tensor once."""
+    """The bytes of outputs and gradients, views of one tensor once."""
     storages = [x.untyped_storage() for part in results for x in part if x is not None]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
