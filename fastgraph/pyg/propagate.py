@@ -105,11 +105,17 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 
 
 def from_template(cls: type[MessagePassing], method: Any) -> bool:
-    """True if PyG generated a method for this class; it leaves alone what a user has written."""
+    """True if PyG generated a method for this class; it leaves alone what a user has written.
+
+    Or for a base: torch puts subclasses in place of a module's class without making it anew, as
+    ``fully_shard`` and parametrizations do.
+    """
     # The Dynamo of torch 2.15 takes a wrapper's `__module__` for that of the code in it.
     method = _unwrapped(method)
-    module = f"{cls.__module__}_{cls.__name__}_{method.__name__}"
-    return bool(method.__module__.startswith(module))
+    return any(
+        method.__module__.startswith(f"{owner.__module__}_{owner.__name__}_{method.__name__}")
+        for owner in cls.__mro__
+    )
 
 
 def replaced_on(module: MessagePassing, name: str) -> bool:
