@@ -84,11 +84,13 @@ def has_parallel_edges(index: Tensor, num_src: int) -> bool:
 
 
 def _has_parallel_edges(index: Tensor, num_src: int) -> Tensor:
+    """The answer on the CPU, so that nobody who asks again waits for a device."""
     pairs = index[1].long() * num_src + index[0]
-    if bool((pairs[1:] > pairs[:-1]).all()):  # as entries of a matrix mostly are
-        return pairs.new_zeros((), dtype=torch.bool)
-    pairs = pairs.sort().values
-    return (pairs[1:] == pairs[:-1]).any()
+    found = False
+    if not bool((pairs[1:] > pairs[:-1]).all()):  # as entries of a matrix mostly ascend
+        pairs = pairs.sort().values
+        found = bool((pairs[1:] == pairs[:-1]).any())
+    return torch.tensor(found, device="cpu")
 
 
 def graph_of(
