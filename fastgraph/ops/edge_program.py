@@ -26,6 +26,7 @@ from fastgraph.edge_programs.operations import (
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import KnownGraph, callers_of, known_graph
 from fastgraph.graphs.graph import Graph
+from fastgraph.machine.memory import contiguous
 from fastgraph.ops.library import (
     Arguments,
     Context,
@@ -166,7 +167,7 @@ def _computed(
     """The outputs of a program by the kernel for its operands, which fit."""
     like = operands[0]
     kernel = REGISTRY.kernel("edge_program", device_type(like), like.dtype)
-    given = [t if t.is_contiguous() else t.contiguous() for t in operands]
+    given = [contiguous(t) for t in operands]
     out: list[Tensor] = kernel(graph, given, program, transpose)
     return out
 
