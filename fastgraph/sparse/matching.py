@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastgraph.machine.memory import LARGE, contiguous
+from fastgraph.machine.memory import LARGE, contiguous, new_rows
 from fastgraph.ops.library import is_defined_by, needs_torch_operations
 from fastgraph.sparse.expression import Contraction, Dot, Ends, Entries, Expression, Map
 from fastgraph.sparse.pattern import Pattern
@@ -349,9 +349,10 @@ def laid_out(x: Tensor) -> Tensor:
 
     They are copied once for both passes, and their gradient has heads last, as leaves want it.
     """
-    has_gradient = x.requires_grad and torch.is_grad_enabled()
-    if not has_gradient or x.nbytes < LARGE or x.is_contiguous() or is_defined_by(x):
+    if x.nbytes < LARGE or x.is_contiguous() or is_defined_by(x):
         return x
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return contiguous(x)
     out: Tensor = _HeadsFirst.apply(x)  # type: ignore[no-untyped-call]
     return out
 
@@ -375,7 +376,12 @@ def scaled(
 ) -> Tensor:
     """Features ``[n, heads, k]`` times factors of rows, or of columns; see :meth:`Factor.value`."""
     for factor in factors:
-        x = x * factor.value(pattern, place, is_after=is_after).reshape(x.shape[0], -1, 1)
+        of_rows = factor.value(pattern, place, is_after=is_after).reshape(x.shape[0], -1, 1)
+        has_gradient = torch.is_grad_enabled() and (x.requires_grad or of_rows.requires_grad)
+        if has_gradient or is_defined_by(x, of_rows) or x.shape[1] < of_rows.shape[1]:
+            x = x * of_rows
+        else:
+            x = torch.mul(x, of_rows, out=new_rows(x, x.shape))
     return x
 
 

@@ -293,6 +293,8 @@ def test_more_features_to_scale_than_values(monkeypatch: pytest.MonkeyPatch) -> 
         assert "more features to scale than values" in fgs.explain(lazy, t[4])
     with torch.no_grad():
         assert "by attention" in fgs.explain(cosine(a, t), t[4].detach())
+        monkeypatch.setattr(fusing, "_MOST_SCALED_SCORING", 0)
+        assert "more features to scale than values" in fgs.explain(cosine(a, t), t[4].detach())
 
 
 def test_values_of_entries_are_added_to_scores() -> None:

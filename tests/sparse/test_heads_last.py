@@ -74,3 +74,13 @@ def test_second_derivatives(form: Form) -> None:
         total = torch.stack([g.square().sum() for g in once if g is not None]).sum()
         twice.append(torch.autograd.grad(total, t, allow_unused=True))
     torch.testing.assert_close(*twice)
+
+
+@pytest.mark.parametrize("form", [attention, cosine, gat, gatv2])
+def test_without_gradients(form: Form) -> None:
+    a = ones("hub")
+    t = [x.detach() for x in operands(a.shape, 2)]
+    out = form(a, t) @ t[4]
+    torch.testing.assert_close(
+        out, dense_product(scores(form, t, 2), dense(a.pattern, a.val), t[4])
+    )
