@@ -100,16 +100,21 @@ scatter-of-tests: install
 	  $(SCATTER) CXX=$(abspath $(VENV))/c++-O0 $(scatter) --no-deps --target build/scatter; }
 
 # Of PyG's tests those that no kernel and no torch_scatter decides: loaders and samplers, what is left
-# to upstream, as too small for one, and what is said of it.
-WITHOUT_KERNELS := $(patsubst %,--ignore=tests/pyg/test_%.py,batch_filtering collating collecting loader_options \
+# to upstream, as too small for one, what is said of it, and how often one is called by compiled code.
+WITHOUT_KERNELS := $(patsubst %,--ignore=tests/pyg/test_%.py,batch_filtering collating collecting compiled_work loader_options \
   message_cells prefetching sampling sizes small_layers stores token_graph token_loader unrouted)
 
 # The backend that calls it, and upstream's layers, which then take other paths. The other backends
 # and the switch do not know of it, so that `test` has shown what they do; that layers which agree
-# with upstream's train as upstream's do, and what becomes of graphs that are edited, it has, too.
+# with upstream's train as upstream's do, what becomes of graphs that are edited, why calls are refused,
+# what is remembered of them, and special values in other element types, of layers with other options
+# or by overflow, it has, too.
+WITHOUT_SCATTER := $(patsubst %,--ignore=tests/pyg/test_%.py,biased_gps_conv constant_features dual_gps_conv \
+  gcn_norm gps_conv refusals repeated set_attention sorted_once stale_graphs switching training)
 test-scatter: scatter-of-tests ## run the tests whose outcome depends on torch_scatter with it present
 	PYTHONPATH=$(abspath build/scatter) $(PYTEST) $(PARALLEL) $(EXHAUSTIVE) tests/ops tests/pyg \
-	  $(if $(ALL),,$(WITHOUT_KERNELS) -k "(scatter or pyg) and not switching and not training and not stale_graphs")
+	  $(if $(ALL),,$(WITHOUT_KERNELS) $(WITHOUT_SCATTER) -k "(scatter or pyg) and not special_values_of and not overflow \
+	  and not (special_values and (edges or loops or slope))")
 
 # DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
 # gets one beside .venv, with these sources and the packages of .venv behind its own. What DGL imports

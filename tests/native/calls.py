@@ -21,7 +21,7 @@ from fastgraph.backends.reference import num_shares
 from fastgraph.edge_programs.lowering import lower
 from fastgraph.edge_programs.program import parse
 from fastgraph.graphs.tiles import Tiles
-from fastgraph.plugins.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import accumulator
 from tests.graphs import mixed_communities
 from tests.native.attention_calls import ATTENTION_CALLS
 from tests.native.block_attention_calls import BLOCK_ATTENTION_CALLS
@@ -303,7 +303,7 @@ def fill_tiles(lib: Library, draw: Draw) -> Prepared:
 
 def spmm(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
-    width, dtype = draw.width(), draw.one_of(*FLOATING)
+    width, dtype = draw.width(), draw.element()
     scale = accumulator(dtype)
     heads = draw.heads(width)
     shape = (graph.num_edges,) if heads is None else (graph.num_edges, heads)
@@ -340,7 +340,7 @@ def spmm(lib: Library, draw: Draw) -> Prepared:
 
 def sddmm(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
-    width, dtype = draw.width(), draw.one_of(*FLOATING)
+    width, dtype = draw.width(), draw.element()
     row_scale = draw.maybe(draw.powers(accumulator(dtype), graph.num_rows))
     grad = draw.features(dtype, graph.num_rows, width)
     x = draw.features(dtype, graph.num_cols, width)
@@ -363,7 +363,7 @@ def sddmm(lib: Library, draw: Draw) -> Prepared:
 
 def edge_softmax(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
-    dtype, heads = draw.one_of(*FLOATING), draw.number(0, 20)
+    dtype, heads = draw.element(), draw.number(0, 20)
     score = draw.features(dtype, graph.num_edges, heads)
     special = draw.with_specials(score)
     out = torch.full_like(score, 77.0)
@@ -377,7 +377,7 @@ def edge_softmax(lib: Library, draw: Draw) -> Prepared:
 
 def edge_softmax_backward(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
-    dtype, heads = draw.one_of(*FLOATING), draw.number(0, 20)
+    dtype, heads = draw.element(), draw.number(0, 20)
     weight, grad = (draw.features(dtype, graph.num_edges, heads) / 64 for _ in range(2))
     special = draw.with_specials(weight)
     grad_score = torch.full_like(grad, 77.0)
@@ -422,7 +422,7 @@ def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Ex
 
 def segment_reduce(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
-    width, dtype = draw.width(), draw.one_of(*FLOATING)
+    width, dtype = draw.width(), draw.element()
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
@@ -453,7 +453,7 @@ def segment_reduce(lib: Library, draw: Draw) -> Prepared:
 
 
 def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
+    graph, width, dtype = built(lib, draw), draw.width(), draw.element()
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
@@ -514,7 +514,7 @@ EDGE_PROGRAMS = (
 
 
 def edge_program(lib: Library, draw: Draw) -> Prepared:
-    graph, dtype = draw.in_any_order(built(lib, draw)), draw.one_of(*FLOATING)
+    graph, dtype = draw.in_any_order(built(lib, draw)), draw.element()
     program = parse(draw.one_of(*EDGE_PROGRAMS))
     rows = {"gathered": graph.num_cols, "row": graph.num_rows, "edge": graph.num_edges}
     operands = [
@@ -547,7 +547,7 @@ def edge_program(lib: Library, draw: Draw) -> Prepared:
 
 def dropout_factors(lib: Library, draw: Draw) -> Prepared:
     size, heads = draw.number(0, draw.one_of(3, 40, 3000)), draw.number(0, 9)
-    out = torch.full((size, heads), torch.nan, dtype=draw.one_of(*FLOATING))
+    out = torch.full((size, heads), torch.nan, dtype=draw.element())
     numbers = draw.integers(0, draw.one_of(50, 2**40), size)
     rate, first, seed = draw.one_of(0.0, 0.3, 1.0), draw.number(0, 6), draw.number(-9, 2**40)
 

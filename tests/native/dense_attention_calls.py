@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.ops.score_bias import ENTRY_TYPES
-from fastgraph.plugins.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import accumulator
 from tests.native.drawing import Draw, Library, Prepared, assert_near
 
 
@@ -18,11 +20,11 @@ class DenseAttention:
     Attributes:
         given: the arguments of the forward pass, with memory for its results.
         inputs: the arguments of the reference.
-        exact: its output and statistics; ``None`` where some numbers are none.
+        special: whether some numbers are none.
     """
 
     def __init__(self, draw: Draw) -> None:
-        dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
+        dtype, heads, width = draw.element(), draw.number(0, 4), draw.width()
         graphs, most = draw.number(0, 5), draw.one_of(3, 20, 150)
         ptr, key_ptr = (
             torch.tensor([0, *(draw.number(0, most) for _ in range(graphs))]).cumsum(0)
@@ -32,7 +34,7 @@ class DenseAttention:
             key_ptr[-1] += 520 * (graphs > 0)
         query = draw.features(dtype, int(ptr[-1]), heads, width)
         key, value = (draw.features(dtype, int(key_ptr[-1]), heads, width) for _ in range(2))
-        special = draw.with_specials(draw.one_of(query, key, value))
+        self.special = draw.with_specials(draw.one_of(query, key, value))
         pairs, types = int((ptr.diff() * key_ptr.diff()).sum()), draw.one_of(1, 5, 200)
         pair_type = draw.integers(0, types, pairs)
         pair_type = draw.maybe(pair_type.to(draw.one_of(*ENTRY_TYPES)))
@@ -46,7 +48,6 @@ class DenseAttention:
         wide_bias = None if bias is None else bias.double()
         wide = (query.double(), key.double(), value.double(), wide_bias)
         self.inputs = (*wide, *topology, *options)
-        self.exact = None if special else reference.dense_attention(*self.inputs)
         self.given: dict[str, Any] = {
             **{"query": query, "key": key, "value": value, "bias": bias},
             **dict(zip(("ptr", "key_ptr", "pair_type"), topology, strict=True)),
@@ -56,6 +57,11 @@ class DenseAttention:
             "out": torch.full_like(query, 77.0),
             "stats": torch.full((*query.shape[:2], 2), 77.0, dtype=accumulator(dtype)),
         }
+
+    @functools.cached_property
+    def exact(self) -> tuple[Tensor, Tensor] | None:
+        """The reference's output and statistics; ``None`` where some numbers are none."""
+        return None if self.special else reference.dense_attention(*self.inputs)
 
 
 def dense_attention(lib: Library, draw: Draw) -> Prepared:

@@ -129,6 +129,10 @@ class Draw:
         rows = torch.randperm(graph.num_rows, generator=self.generator)
         return graph.in_order(rows) if self.flag() else graph
 
+    def element(self) -> torch.dtype:
+        """The dtype of features."""
+        return self.one_of(*FLOATING)
+
     def index_dtype(self) -> torch.dtype:
         return self.one_of(torch.int32, torch.int64)
 

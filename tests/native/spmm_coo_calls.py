@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fastgraph.plugins.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import accumulator
 from tests.native.drawing import Draw, Library, Prepared, assert_equal
 
 
@@ -24,7 +24,7 @@ def check_edges(lib: Library, draw: Draw) -> Prepared:
 
 def spmm_coo(lib: Library, draw: Draw) -> Prepared:
     row, col, num_rows, num_cols = draw.edges()
-    index_dtype, dtype = draw.index_dtype(), draw.one_of(*FLOATING)
+    index_dtype, dtype = draw.index_dtype(), draw.element()
     width, transpose, scale = draw.one_of(1, 2), draw.flag(), accumulator(dtype)
     weight = draw.maybe(draw.features(dtype, row.numel()))
     row_scale, col_scale = (draw.maybe(draw.powers(scale, size)) for size in (num_rows, num_cols))

@@ -12,6 +12,7 @@ from fastgraph import ops
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.program import parse
 from fastgraph.registry.registry import REGISTRY
+from tests.emulated import repeats_but
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 from tests.ops.edge_messages import (
     Both,
@@ -127,7 +128,11 @@ def test_nothing_of_matrices_is_stored_for_edges() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    repeats_but([torch.float16], [torch.float32, torch.bfloat16, torch.float16]),
+    ids=str,
+)
 def test_narrower_dtypes(dtype: torch.dtype, backend: str) -> None:
     message = Message(Case("random", random_edges(30, 20, 300), 30, 20), values=ordinary)
     message.reduce("sum", two_maps(message, (24, 33, 16), is_transposed=True))

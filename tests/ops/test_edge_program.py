@@ -16,6 +16,7 @@ from fastgraph.edge_programs.moments import without_variances
 from fastgraph.edge_programs.operations import ELEMENTWISE
 from fastgraph.edge_programs.program import PLACES, parse
 from fastgraph.registry.registry import REGISTRY
+from tests.emulated import repeats_but
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 from tests.ops.edge_messages import (
     TORCH,
@@ -136,7 +137,8 @@ def draw(rng: random.Random, message: Message) -> None:
     message.reduce("sum", values[-1])
 
 
-@pytest.mark.parametrize("seed", range(30))
+# On the emulator two of them take as long as all others.
+@pytest.mark.parametrize("seed", repeats_but({*range(30)} - {19, 27}, range(30)))
 def test_random_programs(seed: int, backend: str) -> None:
     rng = random.Random(seed)
     case = rng.choice(all_cases())

@@ -25,6 +25,7 @@ from torch_geometric.nn import (
 
 import fastgraph
 from fastgraph.layers.edge_projection import is_folded_by_operator
+from tests.emulated import repeats_but
 from tests.graphs import random_edges
 
 NAN, INF = float("nan"), float("inf")
@@ -206,13 +207,7 @@ def check(name: str, dtype: torch.dtype, graph: Tensor, chosen: tuple[str, ...] 
 ON_THE_EMULATOR = ("GATv2 edges", "GAT", "Transformer", "SAGE max", "GCN weighted")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ON_THE_EMULATOR else pytest.mark.repeats)
-        for name in LAYERS
-    ],
-)
+@pytest.mark.parametrize("name", repeats_but(ON_THE_EMULATOR, LAYERS))
 def test_special_values_are_where_upstreams_are(name: str) -> None:
     check(name, torch.float32, EDGES, None)
 

@@ -177,6 +177,7 @@ def test_layers_of_a_half_type(name: str, dtype: torch.dtype) -> None:
     as_exact_as_upstream(*made(name, dtype))
 
 
+@pytest.mark.repeats  # kernels are given the same types as of layers of a half type
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_under_autocast(name: str, dtype: torch.dtype) -> None:

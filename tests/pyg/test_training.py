@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 import fastgraph
+from tests.emulated import repeats_but
 
 
 class Transformer(BasicGNN):
@@ -101,13 +102,11 @@ def assert_equal_training(make: Callable[..., BasicGNN], data: Data, epochs: int
     assert abs(routed[-1] - plain[-1]) < 0.01
 
 
-def with_repeats(names: Iterable[str]) -> list[Any]:
-    """On the emulator attention takes minutes; its single steps are tested layer by layer."""
-    short = ("GCN", "SAGE-max", "SAGE-mean")
-    return [n if n in short else pytest.param(n, marks=pytest.mark.repeats) for n in names]
+# On the emulator attention takes minutes; its single steps are tested layer by layer.
+SHORT = ("GCN", "SAGE-max")
 
 
-@pytest.mark.parametrize("name", with_repeats(MODELS))
+@pytest.mark.parametrize("name", repeats_but(SHORT, MODELS))
 def test_losses_step_by_step(name: str) -> None:
     assert_equal_training(MODELS[name], made_graph(), epochs=20)
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fastgraph.verification.checking import check, operators
+from tests.emulated import repeats_but
 from tests.simt.backend import SimtBackend
 
 ON_CPUS_ALONE = {"biased_attention", "block_attention", "dense_attention", "edge_attention"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", repeats_but([torch.float32], [torch.float32, torch.bfloat16]))
 def test_kernels_for_gpus_pass(dtype: torch.dtype) -> None:
     found = list(check(SimtBackend(), torch.device("cpu"), [dtype]))
     assert [finding.operator for finding in found if finding.failure is not None] == []
