@@ -6,7 +6,7 @@ import os
 import threading
 
 
-def lock_across_forks() -> threading.RLock:  # type: ignore[valid-type]
+def lock_across_forks() -> threading.RLock:
     """A lock of something that lives as long as the process.
 
     A child made by ``os.fork()``, as a worker of a data loader is, has no other thread of its
