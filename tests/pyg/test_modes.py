@@ -48,7 +48,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _changed(name: str, found: Any) -> Any:
-    """What operations that upstream composes layers of give, as a mode may change it."""
+    """The result of an operation, changed if it is one that upstream composes layers of."""
     names = ("index_select", "scatter", "softmax", "mm", "addmm", "linear")
     is_of_upstream = name.startswith(names)
     is_value = isinstance(found, Tensor) and found.is_floating_point()
