@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fastgraph import enabling
 from fastgraph.interpreter import FIRST_ENTRY
+from fastgraph.routing.conditions import INDIFFERENT_MODES
 
 STEPS = 2
 """After which a step is as all others will be."""
@@ -88,6 +89,9 @@ class Watcher(TorchFunctionMode):
             return
         self.step_seen([tensors] if isinstance(tensors, Tensor) else list(tensors))
         raise Seen
+
+
+INDIFFERENT_MODES.append(Watcher)  # it is told of operators, which others would not call
 
 
 def watch(watcher: Watcher, script: Path, arguments: Sequence[str]) -> None:

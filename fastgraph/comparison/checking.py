@@ -16,6 +16,7 @@ from fastgraph.comparison.errors import TensorError
 from fastgraph.comparison.modules import compare_accuracy, inconclusive
 from fastgraph.comparison.runs import is_comparing, untouched_randomness
 from fastgraph.ending import print_at_exit
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.plugins.framework import is_message_passing
 from fastgraph.routing.conditions import execution_mode
 from fastgraph.routing.status import STATUS, caller_level, has_compiled
@@ -53,7 +54,7 @@ class Tally:
     """Counts of all comparisons, in all threads: printed at exit, as nothing else reports them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock_across_forks()
         self._calls = 0
         self._worst: tuple[str, TensorError] | None = None
 

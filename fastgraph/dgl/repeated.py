@@ -30,7 +30,7 @@ from fastgraph.dgl.structure import Structure, sizes_of, structure_of
 from fastgraph.dgl.tracing import KINDS, Call, State, reduction_refusal
 from fastgraph.edge_programs.traced import Argument
 from fastgraph.layers.prepared import Prepared
-from fastgraph.layers.tracing import mode_refusal
+from fastgraph.layers.tracing import hook_refusal
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, too_few_edges
@@ -136,7 +136,7 @@ class _Repeatable:
             tensors is None
             or self.outcome.draws_apart(call.num_edges, tensors.values())
             or execution_mode() is not None
-            or mode_refusal() is not None
+            or hook_refusal() is not None
             or reduction_refusal(call) is not None
             or REGISTRY.refusal("edge_program", "cpu", self.outcome.traced.dtype) is not None
             or not self.state.holds_around(pair.layer)

@@ -37,10 +37,11 @@ from fastgraph.dgl.tracing import KINDS, Call, State, reduction_refusal, traced
 from fastgraph.edge_programs.operations import EXTREMA
 from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.prepared import DRAWS_APART, Prepared
-from fastgraph.layers.tracing import Outcomes, mode_refusal
+from fastgraph.layers.tracing import Outcomes, hook_refusal
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.conditions import execution_mode
 from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL
 from fastgraph.routing.small_calls import Kind, SmallCalls
@@ -205,7 +206,7 @@ def _plan(graph: Any, call: Call, functions: tuple[Any, Any] | None) -> Computat
     """
     if call.num_edges == 0:
         return Refusal("a graph without edges")
-    refusal = mode_refusal() or reduction_refusal(call)
+    refusal = execution_mode() or hook_refusal() or reduction_refusal(call)
     if refusal is not None:
         return refusal
     device = graph.device

@@ -30,6 +30,7 @@ from fastgraph import settings
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.witness import Guard, StaleGraphError, Witness, witness_of
 from fastgraph.machine import capture
+from fastgraph.machine.forks import lock_across_forks
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
@@ -136,7 +137,7 @@ class Memo:
         self._nbytes: Counter[int] = Counter()  # by device
         self._added = 0
         self._uses = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = lock_across_forks()
 
     def get(self, key: tuple[object, ...], *tensors: Tensor | None) -> Any | None:
         """The value stored under a key made of :func:`tensor_key` of these tensors.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from fastgraph.machine.forks import lock_across_forks
 
 MOST = 64
 
@@ -22,7 +23,7 @@ class Sights:
         self.uses = uses
         self._seen: OrderedDict[tuple[object, ...], tuple[int, list[StorageWeakRef]]]
         self._seen = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = lock_across_forks()
 
     def is_enough(self, key: tuple[object, ...], tensors: list[Tensor]) -> bool:
         """True if the same tensors were seen under this key before, as often as they are used."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from fastgraph.edge_programs.reading import Guard, Reading, hooked_module, is_reading
 from fastgraph.edge_programs.traced import Traced
 from fastgraph.layers.prepared import Prepared, state_of
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
@@ -55,7 +55,7 @@ class Outcomes:
     def __init__(self) -> None:
         self._known: OrderedDict[object, list[Known]] = OrderedDict()
         self._traces: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._lock = threading.RLock()
+        self._lock = lock_across_forks()
 
     def get(self, key: object, now: Any) -> Known | None:
         """The outcome under a key that holds now, if there is one."""
@@ -119,10 +119,8 @@ def _beside_others(make: Callable[[], Known]) -> Known:
         return pool.submit(make).result()
 
 
-def mode_refusal() -> Refusal | None:
-    """Why no message is traced where others look at each of upstream's operations."""
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return Refusal("a mode of torch looks at all operations")
+def hook_refusal() -> Refusal | None:
+    """Why no message is traced where others look at each call of a module."""
     if _has_any_global_hook():
         return Refusal("a hook of all modules is set")
     return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, UntypedStorage
 
 from fastgraph import settings
 from fastgraph.machine import native
+from fastgraph.machine.forks import lock_across_forks
 
 LARGE = 1 << 23
 """Bytes. Smaller results the C library mostly keeps by itself, so that their pages are there.
@@ -60,7 +60,7 @@ class ResultPool:
     """Storages of results, in use and idle, of together at most ``settings.reuse_bytes``."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock_across_forks()
         self._blocks: list[_Block] = []  # the longest unused one first
         self._is_stopped = False
 

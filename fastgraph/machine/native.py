@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.settings import CPU_LEVELS, Settings
 
 _LIBRARY_DIR: Final = Path(__file__).parents[1] / "lib"
@@ -99,12 +100,17 @@ def _load(level: str) -> Any:
     return module
 
 
-def _load_module(path: Path) -> Any:
-    import tvm_ffi
+_loading = lock_across_forks()  # as a fork in the middle of an import leaves the child waiting
 
-    # What kernels without enough working memory raise (`with_memory` of csrc/bindings/checks.h).
-    tvm_ffi.register_error("FastgraphOutOfMemory", torch.OutOfMemoryError)
-    return tvm_ffi.load_module(str(path))
+
+def _load_module(path: Path) -> Any:
+    with _loading:
+        import tvm_ffi
+
+        # What kernels without enough working memory raise (`with_memory` of
+        # csrc/bindings/checks.h).
+        tvm_ffi.register_error("FastgraphOutOfMemory", torch.OutOfMemoryError)
+        return tvm_ffi.load_module(str(path))
 
 
 def _missing_message(level: str) -> str:

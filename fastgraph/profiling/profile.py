@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.routing.observing import ignore, observe
 from fastgraph.upstream import PACKAGES
 
@@ -157,7 +158,7 @@ class Profile:
 
     def __init__(self) -> None:
         self._rows: dict[Key, Row] = {}
-        self._lock = threading.Lock()
+        self._lock = lock_across_forks()
         self._threads = _Thread()
         self._own = threading.get_ident()
         self._begin: Mark | None = None

@@ -25,7 +25,7 @@ from fastgraph.edge_programs.traced import Reduction
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, unless_out_of_range
 from fastgraph.graphs.graph import MAX_INDEX
 from fastgraph.layers.prepared import Prepared
-from fastgraph.layers.tracing import Known, mode_refusal
+from fastgraph.layers.tracing import Known, hook_refusal
 from fastgraph.pyg.collecting import Kept, key_of
 from fastgraph.pyg.own_aggregates import Aggregate
 from fastgraph.pyg.state import state_refusal
@@ -110,7 +110,7 @@ class Repeatable:
             or self.methods_of(self.cls) != self.methods
             or torch.compiler.is_compiling()
             or execution_mode() is not None
-            or mode_refusal() is not None
+            or hook_refusal() is not None
             or state_refusal(module) is not None
             or aggregate.reductions(module) != self.reductions
             or not self.known.state.holds(module)
@@ -166,7 +166,8 @@ class Repeatable:
         # All questions of a plan that are of numbers of nodes and edges.
         num_edges, traced = edge_index.shape[1], outcome.traced
         if (
-            max(sizes.num_in, sizes.num_out, num_edges) > MAX_INDEX
+            num_edges == 0
+            or max(sizes.num_in, sizes.num_out, num_edges) > MAX_INDEX
             or are_too_few(PROGRAM, num_edges)
             or too_few_edges(num_edges) is not None
             or outcome.work.is_too_little(num_edges)

@@ -28,7 +28,7 @@ from fastgraph.layers.prepared import DRAWS_APART, Prepared
 from fastgraph.layers.tracing import (
     Known,
     Outcomes,
-    mode_refusal,
+    hook_refusal,
     read_message,
     stand_in,
     state_refusal_of,
@@ -239,7 +239,7 @@ def _plan(
         return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
-    refusal = execution_mode() or mode_refusal()
+    refusal = execution_mode() or hook_refusal()
     if refusal is not None:
         return refusal
     given = arguments
@@ -259,6 +259,8 @@ def _plan(
         return found
     (num_in, num_out, tensors, _), message = found
     num_edges = edge_index.shape[1]
+    if num_edges == 0:  # of no edges upstream's message may raise, as `view` does of no elements
+        return TOO_SMALL
     transpose = module.flow == "target_to_source"
     make_lazy_weights(module, arguments)
     known = KNOWN.get(message.key, module)

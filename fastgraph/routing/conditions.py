@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import Parameter, UninitializedParameter
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fastgraph import settings
 from fastgraph.ops.library import DEFINING
@@ -24,7 +27,25 @@ def execution_mode() -> Refusal | None:
         return Refusal("inside a torch.func transform")
     if forward_ad._current_level >= 0:
         return Refusal("forward-mode automatic differentiation is active")
+    if (
+        torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+    ) and _is_watched():
+        return Refusal("a mode of torch looks at all operations")
     return None
+
+
+INDIFFERENT_MODES: list[type[TorchFunctionMode | TorchDispatchMode]] = [DeviceContext]
+"""Modes to which it is the same by which operations a layer is computed.
+
+Any other may count, record or change those of upstream, which an operator does not call. A default
+device is one, so that programs that set it keep their routes.
+"""
+
+
+def _is_watched() -> bool:
+    indifferent = tuple(INDIFFERENT_MODES)
+    modes = *_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()
+    return not all(isinstance(mode, indifferent) for mode in modes)
 
 
 _PLAIN = (Tensor, Parameter)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.routing.status import STATUS, Status, StatusRow
 
 OPERATOR = "operator"
@@ -21,7 +22,7 @@ Listener = Callable[[str, str, bool], None]
 of both that is: true for a route."""
 
 _listeners: list[Listener] = []
-_lock = threading.Lock()
+_lock = lock_across_forks()
 
 
 class _Thread(threading.local):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.rendering import rendered
 from fastgraph.routing.sizes import TOO_SMALL
 from fastgraph.upstream import PACKAGES
@@ -130,12 +130,8 @@ STATUS = Status()
 _warned: set[str] = set()
 _TOO_SMALL = TOO_SMALL.reason
 
-# Two threads may be refused for the same reason. A child made by os.fork() while another thread
-# holds the lock would wait for it forever; a signal's handler may count while its own thread does.
-_lock = threading.RLock()
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+# Two threads may be refused for the same reason.
+_lock = lock_across_forks()
 
 
 class _Thread(threading.local):

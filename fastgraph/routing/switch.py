@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
 from wrapt import register_post_import_hook
 
+from fastgraph.machine.forks import lock_across_forks
 from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.plugins.patching import Patches
 
@@ -23,7 +23,7 @@ class Switch:
         self._installed: set[str] = set()
         self._awaited: set[str] = set()
         self._imported: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock = lock_across_forks()
 
     def turn(self, active: bool) -> None:
         """Install all routes whose upstream is imported, now or later, or restore upstream."""

@@ -38,7 +38,6 @@ def may_defer(*tensors: Tensor) -> bool:
         execution_mode() is not None
         or torch.compiler.is_compiling()
         or torch.is_inference_mode_enabled()
-        or torch._C._len_torch_dispatch_stack() > 0
         or _saving_hooks(True) is not None
     ):
         return False

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastgraph
 from tests.dgl.graphs import ORDINARY, dgl, of_case
@@ -163,3 +164,42 @@ def test_autocast_runs_dgls_code() -> None:
         assert dgl.ops.copy_u_sum(*call).dtype == torch.float32
     (reason,) = fastgraph.status().row(GSPMM).reasons
     assert reason.startswith("under autocast")
+
+
+class Changing(TorchDispatchMode):
+    """Changes what is gathered, where torch computes on graphs in place of DGL's C++."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 1.5 if func._schema.name in ("aten::mul", "aten::tanh") else found
+
+
+@pytest.mark.parametrize("is_builtin", [True, False])
+def test_modes_of_torch_meet_dgls_operations(is_builtin: bool) -> None:
+    g = of_case(ORDINARY)
+    x, w = features(g.num_nodes(), g.num_edges())
+    w = w[:, :1]
+
+    def tanh(edges: Any) -> dict[str, Tensor]:
+        return {"m": torch.tanh(edges.src["h"] * edges.data["w"])}
+
+    message = dgl.function.u_mul_e("h", "w", "m") if is_builtin else tanh
+
+    def call() -> Tensor:
+        with g.local_scope():
+            g.ndata["h"], g.edata["w"] = x, w
+            g.update_all(message, dgl.function.sum("m", "o"))
+            out: Tensor = g.ndata["o"]
+            return out
+
+    with Changing():
+        expected = call()
+    with fastgraph.enabled(min_edges=0):
+        fastgraph.status().reset()
+        with Changing():
+            found = call()
+        rows = fastgraph.status().rows
+    assert sum(row.routed for row in rows) == 0
+    reasons = {reason for row in rows for reason in row.reasons}
+    assert "a mode of torch looks at all operations" in reasons
+    torch.testing.assert_close(found, expected)

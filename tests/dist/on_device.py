@@ -13,6 +13,7 @@ from torch.utils._device import _device_constructors
 
 import fastgraph
 from fastgraph.registry import registry
+from fastgraph.routing.conditions import INDIFFERENT_MODES
 from tests import late_collectives, standin
 
 IsAuthor = Callable[[str], bool]
@@ -49,6 +50,9 @@ class MadeOnDevice(TorchFunctionMode):
             if self._is_author(author):
                 kwargs["device"] = standin.DEVICE
         return func(*args, **kwargs)
+
+
+INDIFFERENT_MODES.append(MadeOnDevice)
 
 
 def _is_not_ours(name: str) -> bool:

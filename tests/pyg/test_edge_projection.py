@@ -19,6 +19,7 @@ from fastgraph.layers.edge_projection import (
     with_edge_channels,
 )
 from fastgraph.pyg import transformer_conv
+from fastgraph.routing.conditions import INDIFFERENT_MODES
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 
@@ -116,6 +117,9 @@ class _Products(TorchDispatchMode):
         if name in ("bmm", "baddbmm_", "cat", "einsum"):
             self.seen[name] += 1
         return function(*args, **(kwargs or {}))
+
+
+INDIFFERENT_MODES.append(_Products)
 
 
 @pytest.mark.parametrize(
