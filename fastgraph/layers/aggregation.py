@@ -29,6 +29,7 @@ from fastgraph.ops.spmm_coo import (
     check_edges,
     coo_kernel,
     is_early_use,
+    most_channels,
 )
 from fastgraph.plugins.refusal import Refusal
 
@@ -94,12 +95,12 @@ class Aggregation(NamedTuple):
         edges, weight = self.edges, self.weight
         if self.reduce not in SUMS:
             return False
+        if edges.transpose:
+            return self._has_coo_kernel(most_channels(edges.index, transpose=True))
         if self._has_coo_kernel(NARROW):
-            if edges.transpose or weight is not None:
-                return True
-        elif edges.transpose or not (are_few_edges(edges.index) and self._has_coo_kernel(FEW)):
-            return False
-        return is_early_use(edges.index, num_src, num_dst)
+            return weight is not None or is_early_use(edges.index, num_src, num_dst)
+        may_wait = are_few_edges(edges.index) and self._has_coo_kernel(FEW)
+        return may_wait and is_early_use(edges.index, num_src, num_dst)
 
     def _has_coo_kernel(self, most: int) -> bool:
         edges = self.edges

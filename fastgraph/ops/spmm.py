@@ -11,7 +11,7 @@ from torch import Size, Tensor
 
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.ops.library import Arguments, Context, Gradient, define, wanted_gradients
-from fastgraph.ops.spmm_coo import FEW, NARROW, coo_kernel, is_checked
+from fastgraph.ops.spmm_coo import coo_kernel, is_checked, most_channels
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -86,13 +86,12 @@ def _spmm(
 ) -> Tensor:
     check_operands(x, index, ptr, weight, heads=True)
     out: Tensor
-    needs_no_graph = is_checked(index)
-    most = FEW if needs_no_graph and not transpose else NARROW
-    if (transpose or weight is not None or needs_no_graph) and (
+    most = most_channels(index, transpose=transpose)
+    if (transpose or weight is not None or is_checked(index)) and (
         kernel := coo_kernel(x, index, ptr, weight, num_out, most)
     ) is not None:
         check_num_out(num_out)
-        options = (num_out, reduce, transpose, needs_no_graph)
+        options = (num_out, reduce, transpose, is_checked(index))
         out = kernel(index, flatten(x), weight, *options)
     else:
         graph = topology(index, ptr, x.shape[0], num_out, transpose)

@@ -5,8 +5,9 @@ weight of each edge in another order is what takes longest then. So ``spmm`` lea
 kernel ``spmm_coo``, which goes through the edges in the order in which they were given. Along the
 edges both come to the same bits, and ``spmm_coo`` is for those that are used for the first few
 times, of which the caller knows (:class:`UngroupedEdges`). Sums of one or two channels with weights
-or over reversed edges are always left to it, as bits must not depend on what is cached; for more
-channels, grouped edges are as fast, and the gradient of features groups them when it is asked for.
+or over reversed edges are always left to it, as bits must not depend on what is cached, and so are
+those of a few channels over few reversed edges; of more edges, the gradient of features groups them
+when it is asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ FEW = 8
 
 _MOST_BYTES = 1 << 20
 """Of the rows of both ends. More are not found in the processor's own cache, edge by edge."""
+
+_MOST_REVERSED_EDGES = 1 << 14
+"""Of graphs that are ungrouped in sums over reversed edges always: one thread is as fast there as
+it is along grouped edges."""
 
 _MOST_EDGES = 1 << 17
 """For more than :data:`NARROW` channels, divided by the threads: these share the work of grouping
@@ -87,6 +92,18 @@ def coo_kernel(
     ):
         return None
     return REGISTRY.companion("spmm_coo", "spmm", x.dtype)
+
+
+def most_channels(index: Tensor, *, transpose: bool) -> int:
+    """The channels up to which a sum can do without a graph.
+
+    Args:
+        index: as for :func:`fastgraph.ops.spmm`.
+        transpose: likewise.
+    """
+    if transpose:
+        return FEW if index.shape[-1] <= _MOST_REVERSED_EDGES else NARROW
+    return FEW if is_checked(index) else NARROW
 
 
 def is_checked(index: Tensor) -> bool:

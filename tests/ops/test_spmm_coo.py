@@ -141,11 +141,15 @@ def test_a_layer_groups_edges_that_it_uses_often() -> None:
             assert torch.equal(outs[0], outs[-1])
 
 
+@pytest.mark.parametrize("num_edges", [2000, 20_000])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_edges_are_grouped_when_the_gradient_of_features_is_asked_for(weighted: bool) -> None:
-    index = torch.randint(NUM_SRC, (2, 2000))
+def test_edges_are_grouped_when_the_gradient_of_features_is_asked_for(
+    num_edges: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    index = torch.randint(NUM_SRC, (2, num_edges))
     x = torch.randn(NUM_SRC, 8, requires_grad=True)
-    given = (torch.rand(2000),) if weighted else ()
+    given = (torch.rand(num_edges),) if weighted else ()
     layer, scale = GraphConv(8, 3), torch.randn(NUM_SRC, 3)
     expected = torch.autograd.grad((layer(x, index, *given) * scale).sum(), [*layer.parameters()])
     with fastgraph.enabled(min_edges=0):
@@ -153,6 +157,8 @@ def test_edges_are_grouped_when_the_gradient_of_features_is_asked_for(weighted: 
         found = torch.autograd.grad(loss, [*layer.parameters()], retain_graph=True)
         assert len(MEMO) == 0
         (grad,) = torch.autograd.grad(loss, x)
+        assert len(MEMO) == (num_edges > spmm_coo._MOST_REVERSED_EDGES)
+        ops.spmm(torch.randn(NUM_SRC, 16), index)
         assert len(MEMO) == 1
         grouped = (layer(x, index, *given) * scale).sum()
     torch.testing.assert_close(found, expected)
