@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
+import torch
 from dgl.heterograph import DGLBlock, DGLGraph
 from dgl.heterograph_index import HeteroGraphIndex
 
@@ -33,6 +34,9 @@ The last is the number of edges of one relation on the CPU, of others more than 
 _CPU = 1
 """DGL's number of the kind of devices."""
 
+_MAY_BE_ON_GPU = torch.backends.cuda.is_built()
+"""False where features could not be beside such a graph."""
+
 _ALL_NODES: dict[int, tuple[tuple[int, int], ...]] = defaultdict(
     tuple, {1: ((0, 0),), 2: ((0, 1),)}
 )
@@ -50,6 +54,8 @@ def install(patches: Patches) -> None:
     def relation(self: Any, key: Any) -> Any:
         if type(key) is not tuple or type(self) not in GRAPHS or [key] != self._canonical_etypes:
             return upstream(self, key)
+        if _SIZE not in self._graph.__dict__:
+            _note_facts(self)
         if not is_single(self._graph):
             return upstream(self, key)
         source, name, destination = key
@@ -142,6 +148,31 @@ def _size_of(gidx: Any) -> int:
     return num_edges_of(gidx)
 
 
+def is_graph_below(graph: Any, bound: int) -> bool:
+    """:func:`is_below` of the index object of a graph.
+
+    Args:
+        graph: one of DGL's own (:data:`GRAPHS`), whose frames tell the facts of an index object in
+            a tenth of the time that DGL's library takes.
+        bound: as there.
+    """
+    gidx = graph._graph
+    if _SIZE not in gidx.__dict__:
+        _note_facts(graph)
+    return is_below(gidx, bound)
+
+
 def is_tiny_graph(graph: Any) -> bool:
     """True if no message passing on a graph gains, whatever it computes."""
-    return type(graph) in GRAPHS and is_below(graph._graph, FEWEST)
+    return type(graph) in GRAPHS and is_graph_below(graph, FEWEST)
+
+
+def _note_facts(graph: Any) -> None:
+    """Keep the facts of an index object, where its graph has one kind of nodes and of edges."""
+    gidx, frames = graph._graph, graph._edge_frames
+    if type(gidx) is not HeteroGraphIndex or len(frames) != 1 or len(graph._node_frames) != 1:
+        return
+    facts = gidx.__dict__
+    facts[_SINGLE], facts[_EDGES] = True, frames[0].num_rows
+    if not _MAY_BE_ON_GPU:
+        facts[_SIZE] = frames[0].num_rows

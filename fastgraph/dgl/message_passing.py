@@ -25,7 +25,7 @@ from dgl.nn.pytorch.linear import TypedLinear
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator, layer_left
-from fastgraph.dgl.index_objects import is_below
+from fastgraph.dgl.index_objects import FEWEST, is_below, is_tiny_graph
 from fastgraph.dgl.sizes import PRODUCT, SOFTMAX, WEIGHTED_SUM, is_too_small
 from fastgraph.dgl.structure import SEVERAL_RELATIONS
 from fastgraph.plugins.patching import Patches
@@ -101,6 +101,8 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
+        if THREAD.counted and (is_tiny_graph(g) or _is_typed()):
+            return message_passing(g, mfunc, rfunc, afunc)
         are_functions = _is_function(mfunc) and _is_function(rfunc)
         if not are_functions or not SWITCH.active:
             return message_passing(g, mfunc, rfunc, afunc)
@@ -112,8 +114,6 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
                 return message_passing(g, mfunc, rfunc, afunc)
             finally:
                 under_way.pop()
-        if _is_typed():
-            return message_passing(g, mfunc, rfunc, afunc)
         found = _found(traced.plan(g, mfunc, rfunc), _UPDATE)
         if found is None:
             return message_passing(g, mfunc, rfunc, afunc)
@@ -129,7 +129,7 @@ def _is_typed() -> bool:
     have these as modules of their own, not within others.
     """
     layer = layer_left()
-    return layer is not None and any(isinstance(m, TypedLinear) for m in layer.children())
+    return layer is not None and any(isinstance(m, TypedLinear) for m in layer._modules.values())
 
 
 def _is_function(given: Any) -> bool:
@@ -139,6 +139,8 @@ def _is_function(given: Any) -> bool:
 def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(invoke)
     def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
+        if THREAD.counted and (is_tiny_graph(graph) or _is_typed()):
+            return invoke(graph, eid, etype, func, **others)
         # Message passing names the numbers of edges; `apply_edges` does not.
         is_whole = not others and is_all(eid) and len(graph.canonical_etypes) == 1
         if not (SWITCH.active and is_whole):
@@ -151,8 +153,6 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
                 return invoke(graph, eid, etype, func)
             finally:
                 under_way.pop()
-        if _is_typed():
-            return invoke(graph, eid, etype, func)
         found = _found(traced.plan_edges(graph, func), _APPLY)
         return invoke(graph, eid, etype, func) if found is None else found
 
@@ -195,7 +195,8 @@ def _routed(
         if under_way and under_way[-1] is _TINY:
             return function.apply(*arguments)
         if SWITCH.active:
-            if arguments and is_below(arguments[0], bound(*arguments)):
+            is_tiny = arguments and is_below(arguments[0], FEWEST)
+            if is_tiny or (arguments and is_below(arguments[0], bound(*arguments))):
                 if check is not None:
                     check(*arguments)
                 if not under_way:

@@ -7,6 +7,7 @@ before. See :mod:`fastgraph.routing.sizes`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from fastgraph.dgl.index_objects import GRAPHS, is_below, num_edges_of
+from fastgraph.dgl.index_objects import GRAPHS, is_graph_below, num_edges_of
 from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
 from fastgraph.settings import current
 
@@ -142,11 +143,21 @@ def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE
     num_edges = num_edges_of(gidx)
     if least is EXTREMUM and channels < WIDE_EXTREMUM:
         num_edges = 0
-    if channels <= FEW and least in FEW_TIMES:
-        num_edges //= FEW_TIMES[least]
-    elif channels < WIDE and least not in (SUM, RELATIONS):
-        num_edges //= NARROW_TIMES
-    return are_too_few(least, num_edges)
+    return are_too_few(least, num_edges // _times_of(least)(channels))
+
+
+@functools.cache
+def _times_of(least: Least) -> Callable[[int], int]:
+    """How many times as many edges there must be, by the channels."""
+    of_few = FEW_TIMES.get(least)
+    of_narrow = 1 if least in (SUM, RELATIONS) else NARROW_TIMES
+
+    def times(channels: int) -> int:
+        if channels >= WIDE:
+            return 1
+        return of_few if of_few is not None and channels <= FEW else of_narrow
+
+    return times
 
 
 def _is_plain(gidx: Any, features: Any) -> bool:
@@ -175,14 +186,19 @@ def of_layer(
         least: how many edges there must be.
         channels: of the layer gives how many there are in each message; default: many.
     """
+    times_of = _times_of(least)
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if args and type(args[0]) in GRAPHS and is_below(args[0]._graph, least.bound()):
-            return True
+        width = WIDE if channels is None else channels(module)
+        if args and type(args[0]) in GRAPHS:  # most of what is small is known at once
+            bound = least.bound()
+            if width < WIDE and len(args) > 1 and type(args[1]) is Tensor and args[1].is_cpu:
+                bound *= times_of(width)
+            if is_graph_below(args[0], bound):
+                return True
         graph, features = _arguments(args, kwargs)
         if not isinstance(graph, DGLGraph):
             return False
-        width = WIDE if channels is None else channels(module)
         return is_too_small(least, graph._graph, features, width)
 
     return is_small

@@ -28,7 +28,7 @@ from fastgraph.dgl.expressions import (
     takes,
 )
 from fastgraph.dgl.functions import Pair, pair_of
-from fastgraph.dgl.index_objects import is_below
+from fastgraph.dgl.index_objects import GRAPHS, is_below, is_graph_below
 from fastgraph.dgl.ranks import ranks
 from fastgraph.dgl.repeated import Plan, keep, planned_again
 from fastgraph.dgl.sizes import ProgramWork
@@ -81,7 +81,11 @@ def is_tiny(graph: Any) -> bool:
     Args:
         graph: with one relation.
     """
-    return not torch.compiler.is_compiling() and is_below(graph._graph, PROGRAM.bound())
+    if torch.compiler.is_compiling():
+        return False
+    if type(graph) in GRAPHS:
+        return is_graph_below(graph, PROGRAM.bound())
+    return is_below(graph._graph, PROGRAM.bound())
 
 
 def plan_of_layer(

@@ -21,7 +21,16 @@ from fastgraph.graphs.edges import (
 from fastgraph.graphs.memo import is_recording
 from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
-from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges, coo_kernel, is_early_use
+from fastgraph.ops.spmm_coo import (
+    FEW,
+    NARROW,
+    UngroupedEdges,
+    are_few_edges,
+    check_edges,
+    coo_kernel,
+    is_early_use,
+    most_channels,
+)
 from fastgraph.plugins.refusal import Refusal
 
 SUMS = REDUCTIONS
@@ -84,16 +93,19 @@ class Aggregation(NamedTuple):
     def _needs_no_graph(self, num_src: int, num_dst: int) -> bool:
         """True for a sum of few channels that would be the only one to use the grouped edges."""
         edges, weight = self.edges, self.weight
-        return (
-            self.reduce in SUMS
-            and self._coo_kernel() is not None
-            and (
-                edges.transpose or weight is not None or is_early_use(edges.index, num_src, num_dst)
-            )
-        )
+        if self.reduce not in SUMS:
+            return False
+        if edges.transpose:
+            return self._has_coo_kernel(most_channels(edges.index, transpose=True))
+        if self._has_coo_kernel(NARROW):
+            return weight is not None or is_early_use(edges.index, num_src, num_dst)
+        may_wait = are_few_edges(edges.index) and self._has_coo_kernel(FEW)
+        return may_wait and is_early_use(edges.index, num_src, num_dst)
 
-    def _coo_kernel(self) -> object:
-        return coo_kernel(self.rows(), self.edges.index, self.edges.ptr, self.weight, self.num_out)
+    def _has_coo_kernel(self, most: int) -> bool:
+        edges = self.edges
+        kernel = coo_kernel(self.rows(), edges.index, edges.ptr, self.weight, self.num_out, most)
+        return kernel is not None
 
     def compute(self) -> Tensor:
         """The aggregated features."""
@@ -132,7 +144,7 @@ class Aggregation(NamedTuple):
         known = self.known
         if not isinstance(known, KnownGraph) or self.node_dim != 0 or not self.x.is_cpu:
             return self.num_out
-        if self._coo_kernel() is not None:
+        if self._has_coo_kernel(FEW):
             return self.num_out
         return known.graph.count_rows(transpose=self.edges.transpose)
 

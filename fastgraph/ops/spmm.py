@@ -11,7 +11,7 @@ from torch import Size, Tensor
 
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.ops.library import Arguments, Context, Gradient, define, wanted_gradients
-from fastgraph.ops.spmm_coo import coo_kernel, is_checked
+from fastgraph.ops.spmm_coo import coo_kernel, is_checked, most_channels
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -86,8 +86,9 @@ def _spmm(
 ) -> Tensor:
     check_operands(x, index, ptr, weight, heads=True)
     out: Tensor
+    most = most_channels(index, transpose=transpose)
     if (transpose or weight is not None or is_checked(index)) and (
-        kernel := coo_kernel(x, index, ptr, weight, num_out)
+        kernel := coo_kernel(x, index, ptr, weight, num_out, most)
     ) is not None:
         check_num_out(num_out)
         options = (num_out, reduce, transpose, is_checked(index))

@@ -1,11 +1,13 @@
-"""Sums of one or two channels, for which edges need not be grouped.
+"""Sums of few channels, for which edges need not be grouped.
 
 To group edges takes several times as long as to add up so little along them, and to look for the
 weight of each edge in another order is what takes longest then. So ``spmm`` leaves such sums to the
-kernel ``spmm_coo``, which goes through the edges in the order in which they were given: with
-weights and over reversed edges always, as bits must not depend on what is cached. Along the edges
-both come to the same bits, and ``spmm_coo`` is for those that are used for the first few times, of
-which the caller knows (:class:`UngroupedEdges`).
+kernel ``spmm_coo``, which goes through the edges in the order in which they were given. Along the
+edges both come to the same bits, and ``spmm_coo`` is for those that are used for the first few
+times, of which the caller knows (:class:`UngroupedEdges`). Sums of one or two channels with weights
+or over reversed edges are always left to it, as bits must not depend on what is cached, and so are
+those of a few channels over few reversed edges; of more edges, the gradient of features groups them
+when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from fastgraph.graphs.edges import is_remembered
@@ -23,10 +26,22 @@ from fastgraph.machine import native
 from fastgraph.plugins.backend import Kernel
 from fastgraph.registry.registry import REGISTRY
 
-_MOST_CHANNELS = 2
+NARROW = 2
+"""The most channels of sums that never need grouped edges."""
+
+FEW = 8
+"""The most channels of those that can do without. It is what the kernel takes."""
 
 _MOST_BYTES = 1 << 20
 """Of the rows of both ends. More are not found in the processor's own cache, edge by edge."""
+
+_MOST_REVERSED_EDGES = 1 << 14
+"""Of graphs that are ungrouped in sums over reversed edges always: one thread is as fast there as
+it is along grouped edges."""
+
+_MOST_EDGES = 1 << 17
+"""For more than :data:`NARROW` channels, divided by the threads: these share the work of grouping
+edges and of sums along grouped ones, but not that of sums along others."""
 
 Result = TypeVar("Result")
 
@@ -55,7 +70,7 @@ _SIGHTS = Sights(uses=16)
 
 
 def coo_kernel(
-    x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None, num_out: int
+    x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None, num_out: int, most: int
 ) -> Kernel | None:
     """The kernel that adds up these features without a graph, if there is one for so few.
 
@@ -65,10 +80,11 @@ def coo_kernel(
         ptr: likewise.
         weight: likewise.
         num_out: number of aggregating nodes.
+        most: the most channels.
     """
     num_in, channels = x.shape[0], x.shape[1:].numel()
     if (
-        not 1 <= channels <= _MOST_CHANNELS
+        not 1 <= channels <= most
         or not (x.is_cpu and native.is_available())
         or ptr is not None
         or (weight is not None and weight.dim() != 1)
@@ -78,9 +94,30 @@ def coo_kernel(
     return REGISTRY.companion("spmm_coo", "spmm", x.dtype)
 
 
+def most_channels(index: Tensor, *, transpose: bool) -> int:
+    """The channels up to which a sum can do without a graph.
+
+    Args:
+        index: as for :func:`fastgraph.ops.spmm`.
+        transpose: likewise.
+    """
+    if transpose:
+        return FEW if index.shape[-1] <= _MOST_REVERSED_EDGES else NARROW
+    return FEW if is_checked(index) else NARROW
+
+
 def is_checked(index: Tensor) -> bool:
     """True within :meth:`UngroupedEdges.while_computing` of this ``edge_index``."""
     return _THREAD.index is index
+
+
+def are_few_edges(index: Tensor) -> bool:
+    """True if one thread adds up a few channels along edges before all threads have grouped them.
+
+    Args:
+        index: an ``edge_index``.
+    """
+    return index.shape[1] * torch.get_num_threads() <= _MOST_EDGES
 
 
 def is_early_use(index: Tensor, num_src: int, num_dst: int) -> bool:

@@ -369,6 +369,49 @@ def test_edges_are_counted_once_on_larger_graphs(monkeypatch: pytest.MonkeyPatch
     assert counts("dgl.gspmm") == (0, 2, {TOO_SMALL.reason: 2})
 
 
+def test_a_new_graph_tells_its_size_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError("DGL's library was asked")
+
+    monkeypatch.setattr(index_objects, "_MAY_BE_ON_GPU", False)
+    g = graph(60)
+    for name in ("ctx", "metagraph"):
+        monkeypatch.setattr(HeteroGraphIndex, name, property(asked))
+    for name in ("number_of_edges", "number_of_etypes", "get_relation_graph"):
+        monkeypatch.setattr(HeteroGraphIndex, name, asked)
+    assert index_objects.is_tiny_graph(g)
+    assert index_objects.is_single(g._graph)
+    assert index_objects.num_edges_of(g._graph) == 60
+    assert not index_objects.is_graph_below(g, 60)
+
+
+@pytest.mark.parametrize("may_be_on_gpu", [False, True])
+def test_facts_of_a_graph_are_those_of_its_library(
+    may_be_on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_objects, "_MAY_BE_ON_GPU", may_be_on_gpu)
+    edges = torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2])
+    grown, shrunk = dgl.graph(edges), dgl.graph(edges)
+    grown.add_edges(2, 0)
+    shrunk.remove_edges([0, 1])
+    for g, size in (
+        (dgl.graph(edges), 3),
+        (dgl.graph(([], []), num_nodes=4), 0),
+        (grown, 4),
+        (shrunk, 1),
+        (dgl.reverse(grown), 4),
+        (grown.local_var(), 4),
+        (dgl.to_block(grown), 4),
+        (dgl.heterograph({("a", "to", "b"): edges}), 3),
+    ):
+        assert index_objects.is_graph_below(g, size + 1)
+        assert not index_objects.is_graph_below(g, size)
+        assert index_objects.is_single(g._graph)
+    several = dgl.heterograph({("a", "to", "a"): edges, ("a", "from", "a"): edges})
+    assert not index_objects.is_graph_below(several, sys.maxsize - 1)
+    assert not index_objects.is_single(several._graph)
+
+
 def test_no_operator_of_message_passing_gains_on_a_tiny_graph() -> None:
     for _, _, least in CALLS.values():
         assert min(least.inference, least.training) >= index_objects.FEWEST

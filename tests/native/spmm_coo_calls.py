@@ -25,7 +25,7 @@ def check_edges(lib: Library, draw: Draw) -> Prepared:
 def spmm_coo(lib: Library, draw: Draw) -> Prepared:
     row, col, num_rows, num_cols = draw.edges()
     index_dtype, dtype = draw.index_dtype(), draw.element()
-    width, transpose, scale = draw.one_of(1, 2), draw.flag(), accumulator(dtype)
+    width, transpose, scale = draw.one_of(1, 2, 3, 4, 7, 8), draw.flag(), accumulator(dtype)
     weight = draw.maybe(draw.features(dtype, row.numel()))
     row_scale, col_scale = (draw.maybe(draw.powers(scale, size)) for size in (num_rows, num_cols))
     x = draw.features(dtype, num_cols, width)

@@ -1,4 +1,4 @@
-"""Sums of one or two channels over edges that nobody groups."""
+"""Sums of few channels over edges that nobody groups."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ungrouped(x: Tensor, index: Tensor, *args: Tensor | None, **options: object)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_each_bit_is_that_of_grouped_edges(dtype: torch.dtype, channels: int, reduce: str) -> None:
     x = torch.randn(NUM_SRC, channels).to(dtype)
@@ -48,6 +48,20 @@ def test_each_bit_is_that_of_grouped_edges(dtype: torch.dtype, channels: int, re
         assert torch.equal(out, ops.spmm(x, index, num_out=NUM_DST, reduce=reduce))
         assert len(MEMO) == 1
         MEMO.clear()
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("channels", [3, 4, 7, 8])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_each_bit_of_weighted_sums_is_that_of_grouped_edges(
+    dtype: torch.dtype, channels: int, reduce: str
+) -> None:
+    x, index = torch.randn(NUM_SRC, channels).to(dtype), edges()
+    weight = torch.randn(NUM_EDGES).to(dtype)
+    out = ungrouped(x, index, weight, reduce=reduce)
+    assert len(MEMO) == 0
+    assert torch.equal(out, ops.spmm(x, index, weight, num_out=NUM_DST, reduce=reduce))
+    assert len(MEMO) == 1
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -63,11 +77,12 @@ def test_weighted_sums_group_nothing(dtype: torch.dtype, reduce: str) -> None:
     assert torch.equal(out, ops.spmm(x, index, strided, num_out=NUM_DST, reduce=reduce))
 
 
+@pytest.mark.parametrize("channels", [2, 5])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_gradients_of_all_orders(weighted: bool, reduce: str) -> None:
+def test_gradients_of_all_orders(channels: int, weighted: bool, reduce: str) -> None:
     index = edges()[:, 8990:9030]
-    x = torch.randn(NUM_SRC, 2, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(NUM_SRC, channels, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(40, dtype=torch.float64, requires_grad=True) if weighted else None
 
     def compute(x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -124,6 +139,45 @@ def test_a_layer_groups_edges_that_it_uses_often() -> None:
             outs.append(SimpleConv()((x, None), index, size=(NUM_SRC, NUM_DST)))
             assert len(MEMO) == known
             assert torch.equal(outs[0], outs[-1])
+
+
+@pytest.mark.parametrize("num_edges", [2000, 20_000])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_edges_are_grouped_when_the_gradient_of_features_is_asked_for(
+    num_edges: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    index = torch.randint(NUM_SRC, (2, num_edges))
+    x = torch.randn(NUM_SRC, 8, requires_grad=True)
+    given = (torch.rand(num_edges),) if weighted else ()
+    layer, scale = GraphConv(8, 3), torch.randn(NUM_SRC, 3)
+    expected = torch.autograd.grad((layer(x, index, *given) * scale).sum(), [*layer.parameters()])
+    with fastgraph.enabled(min_edges=0):
+        loss = (layer(x, index, *given) * scale).sum()
+        found = torch.autograd.grad(loss, [*layer.parameters()], retain_graph=True)
+        assert len(MEMO) == 0
+        (grad,) = torch.autograd.grad(loss, x)
+        assert len(MEMO) == (num_edges > spmm_coo._MOST_REVERSED_EDGES)
+        ops.spmm(torch.randn(NUM_SRC, 16), index)
+        assert len(MEMO) == 1
+        grouped = (layer(x, index, *given) * scale).sum()
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(loss, grouped)
+    assert torch.equal(grad, torch.autograd.grad(grouped, x)[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_edges_for_all_threads_are_grouped_at_once(threads: int) -> None:
+    num_edges = 100_000
+    index, x = torch.randint(NUM_SRC, (2, num_edges)), torch.randn(NUM_SRC, 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with fastgraph.enabled(min_edges=0):
+            SimpleConv()(x, index)
+    finally:
+        torch.set_num_threads(before)
+    assert len(MEMO) == threads - 1
 
 
 def test_an_edit_that_nobody_counts_before_a_forward_pass_on_grouped_edges() -> None:

@@ -21,11 +21,13 @@ pytestmark = [WITHOUT_SAMPLER, pytest.mark.repeats]
 
 BY_DESTINATION = ("build_csr", "build_csr_with_loops", "check_csr")
 LAYERS = 3
+WIDTH = 16
+"""Sums of fewer channels may go without sorted edges."""
 SIZES: dict[str, int] = {
-    "in_channels": 8,
-    "hidden_channels": 8,
+    "in_channels": WIDTH,
+    "hidden_channels": WIDTH,
     "num_layers": LAYERS,
-    "out_channels": 8,
+    "out_channels": WIDTH,
 }
 PNA_OPTIONS: dict[str, Any] = {
     "aggregators": ["mean", "max", "std"],
@@ -87,7 +89,7 @@ def step(model: nn.Module, batch: Any, trims: bool, trains: bool) -> None:
 def test_each_layer_of_a_sample(name: str, trims: bool, trains: bool, sorts: Counter[str]) -> None:
     """A trimmed sample has other edges in each layer, which is one sort of those of each."""
     data = graph()
-    data.x = torch.randn(60, 8)
+    data.x = torch.randn(60, WIDTH)
     with fastgraph.enabled():
         model = MODELS[name]()
         for batch in sample(data):
@@ -104,7 +106,7 @@ def test_each_layer_of_a_sample(name: str, trims: bool, trains: bool, sorts: Cou
 def test_each_type_of_edges(kind: str, sorts: Counter[str]) -> None:
     data = hetero()
     for name in data.node_types:
-        data[name].x = torch.randn(len(data[name].x), 8)
+        data[name].x = torch.randn(len(data[name].x), WIDTH)
     model = GraphSAGE(**SIZES) if kind == "SAGE" else GAT(**SIZES, heads=2, add_self_loops=False)
     with fastgraph.enabled():
         model = to_hetero(model, data.metadata())
@@ -119,7 +121,7 @@ def test_each_type_of_edges(kind: str, sorts: Counter[str]) -> None:
 def test_each_batch_of_small_graphs(sorts: Counter[str]) -> None:
     graphs = [graph().subgraph(torch.arange(20)) for _ in range(4)]
     for one in graphs:
-        one.x = torch.randn(20, 8)
+        one.x = torch.randn(20, WIDTH)
     with fastgraph.enabled():
         model = GraphSAGE(**SIZES)
         for batch in DataLoader(graphs, batch_size=2):

@@ -1,4 +1,4 @@
-// Sums of one or two columns over edges that are not grouped.
+// Sums of few columns over edges that are not grouped.
 //
 // Each edge adds its message to the row that it belongs to. With so few columns, all additions take
 // less time than to group the edges.
@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/indices.h"
@@ -65,7 +66,7 @@ class Sums {
   std::vector<A> before_;   // the sums of the others, once there are any
 };
 
-// sum += coefficient(e, column of e) * its row of x for all entries, in their order.
+// sum += coefficient(e, column of e) * its row of x, of W columns, for all entries, in their order.
 template <int W, typename T, typename Index, typename Coefficient>
 void add_entries(const Coo<Index>& graph, const T* x, const Coefficient& coefficient,
                  Sums<Accumulator<T>, W>& sums) {
@@ -75,16 +76,18 @@ void add_entries(const Coo<Index>& graph, const T* x, const Coefficient& coeffic
       for (int64_t e = 0; e < end;) {
         e = sums.add_run(row_of, e, end, [&](int64_t e, Accumulator<T>(&sum)[W]) {
           const int64_t col = col_of(e);
-          for (int f = 0; f < W; ++f) sum[f] += coefficient(e, col) * load_one(x + col * W + f);
+          const Accumulator<T> factor = coefficient(e, col);
+          for (int f = 0; f < W; ++f) sum[f] += factor * load_one(x + col * W + f);
         });
       }
     });
   });
 }
 
-template <int W, typename T, typename Index>
+// Adds up rows `x` of W columns, of which `out` has the first ones.
+template <int W, typename V, typename T, typename Index>
 void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
-            const Accumulator<T>* col_scale, const T* x, T* out) {
+            const Accumulator<T>* col_scale, const V* x, Matrix<T> out) {
   using A = Accumulator<T>;
   Sums<A, W> sums(graph.num_rows);
   if (weight && col_scale) {
@@ -101,8 +104,28 @@ void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_
   }
   for (int64_t row = 0; row < graph.num_rows; ++row) {
     const A scale = row_scale ? row_scale[row] : A{1};
-    for (int64_t i = row * W; i < (row + 1) * W; ++i) store_one(out + i, scale * sums.total(i));
+    T* of_row = out.row(row);
+    for (int64_t f = 0; f < out.width; ++f) store_one(of_row + f, scale * sums.total(row * W + f));
   }
+}
+
+// The same for any number of columns up to W: rows are copied to where each has W values, so that
+// they are added up as vectors.
+template <int W, typename T, typename Index>
+void add_up_padded(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+                   const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
+  using A = Accumulator<T>;
+  if constexpr (std::is_same_v<A, T>) {
+    if (x.width == W) return add_up<W>(graph, weight, row_scale, col_scale, x.data, out);
+  }
+  const auto padded = scratch<A>(x.rows * W);
+  for (int64_t row = 0; row < x.rows; ++row) {
+    const T* from = x.row(row);
+    A* to = &padded[row * W];
+    for (int64_t f = 0; f < x.width; ++f) to[f] = load_one(from + f);
+    std::fill(to + x.width, to + W, A{});
+  }
+  add_up<W>(graph, weight, row_scale, col_scale, padded.get(), out);
 }
 
 }  // namespace
@@ -136,8 +159,10 @@ bool are_in_range(const Coo<Index>& graph, BadIndex& bad) {
 template <typename T, typename Index>
 void spmm_coo(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
               const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
-  if (x.width == 1) return add_up<1>(graph, weight, row_scale, col_scale, x.data, out.data);
-  add_up<2>(graph, weight, row_scale, col_scale, x.data, out.data);
+  if (x.width == 1) return add_up<1>(graph, weight, row_scale, col_scale, x.data, out);
+  if (x.width == 2) return add_up<2>(graph, weight, row_scale, col_scale, x.data, out);
+  if (x.width <= 4) return add_up_padded<4>(graph, weight, row_scale, col_scale, x, out);
+  add_up_padded<kMostColumns>(graph, weight, row_scale, col_scale, x, out);
 }
 
 #define FASTGRAPH_INSTANTIATE_COO(Index)                                  \

@@ -14,13 +14,15 @@ struct Coo {
   int64_t num_cols;
 };
 
+constexpr int kMostColumns = 8;
+
 // Whether all entries are inside the matrix; if not, with the first index that is not.
 template <typename Index>
 bool are_in_range(const Coo<Index>& graph, BadIndex& bad);
 
 // out[i] = row_scale[i] * the sum of weight[e] * col_scale[j] * x[j] over the entries e in row i
 // and any column j, each bit as spmm has it on the same entries grouped by row. Scales and weights
-// may be null. x has one column or two.
+// may be null. x has one column to kMostColumns.
 template <typename T, typename Index>
 void spmm_coo(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
               const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);

@@ -40,8 +40,8 @@ void bind_spmm_coo(Tensor source, Tensor destination, bool transpose, bool is_ch
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
   const int64_t num_rows = out.size(0), num_cols = x.size(0), width = x.size(1);
-  if (width != 1 && width != 2) {
-    TVM_FFI_THROW(ValueError) << "x must have 1 or 2 channels, got " << width;
+  if (width < 1 || width > kMostColumns) {
+    TVM_FFI_THROW(ValueError) << "x must have 1 to " << kMostColumns << " channels, got " << width;
   }
   const auto compute = [&](const auto& graph) {
     dispatch_features(x, "x", [&](auto type) {
