@@ -184,9 +184,10 @@ def test_gradients_of_means_are_divided_by_either(
         torch.testing.assert_close(a, b)
 
 
-def test_standard_deviations_have_the_gradients_of_torch() -> None:
-    mean = torch.tensor([0.5, 0.0, 1.0, float("nan"), 2.0, -1.0], dtype=torch.float64)
-    square = torch.tensor([1.0, 1e-5, 1.0, 1.0, 4.1, 3.0], dtype=torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_standard_deviations_have_the_gradients_of_torch(dtype: torch.dtype) -> None:
+    mean = torch.tensor([0.5, 0.0, 1.0, float("nan"), 2.0, -1.0], dtype=dtype)
+    square = torch.tensor([1.0, 1e-5, 1.0, 1.0, 4.1, 3.0], dtype=dtype)
     found, expected = [], []
     for is_plain, results in ((True, found), (False, expected)):
         given = [t.clone().requires_grad_() for t in (mean, square)]
@@ -197,8 +198,8 @@ def test_standard_deviations_have_the_gradients_of_torch() -> None:
         second = torch.autograd.grad(sum(g[[0, 1, 2, 4, 5]].square().sum() for g in first), given)
         results += [out, *first, *second]
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=0, equal_nan=True)
-    assert found[0][1] == 0 and found[0][0] > 0
+        torch.testing.assert_close(a, b, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+    assert found[0][0] > 0
 
 
 @pytest.mark.parametrize("pattern", ["1f", "f1g", "fg", "11"])
