@@ -70,6 +70,7 @@ def edge_program_kernel(
     generated: GeneratedKernels | None = None,
     *,
     by_terms: bool = False,
+    repeats: bool = False,
 ) -> Kernel:
     """The kernel of ``edge_program``.
 
@@ -78,6 +79,8 @@ def edge_program_kernel(
         rows: gives them as the library's kernels visit them.
         generated: gives a kernel for some programs; the others are interpreted.
         by_terms: whether the library can sum products product by product.
+        repeats: whether it takes one row for an operand of which all are equal, as a parameter; it
+            is copied to all of them otherwise.
     """
 
     def edge_program(
@@ -90,7 +93,7 @@ def edge_program_kernel(
         made = _made(program, like.dtype.itemsize < 4, by_terms)
         widest = operands[made.widest]
         repeated = tuple([k for k, t in enumerate(operands) if not t.is_contiguous()])
-        if repeated and generated is None:
+        if repeated and repeats:
             made = _made(program, like.dtype.itemsize < 4, by_terms, repeated)
             operands = [t[0] if k in repeated else t for k, t in enumerate(operands)]
         elif repeated:

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.machine.memory import new_rows
-
 
 def scaled_parts(parts: Sequence[Tensor], factors: Sequence[Tensor | None]) -> Tensor:
     """``cat([factor * cat(parts, -1) for factor in factors], -1)``, given no subclasses of tensors.
@@ -35,7 +33,7 @@ class _ScaledParts(torch.autograd.Function):
     def forward(ctx: Any, factors: tuple[Tensor | None, ...], *parts: Tensor) -> Tensor:
         ctx.factors, ctx.widths = factors, [part.shape[-1] for part in parts]
         width = len(factors) * sum(ctx.widths)
-        out = new_rows(parts[0], (*parts[0].shape[:-1], width))
+        out = parts[0].new_empty(*parts[0].shape[:-1], width)
         of_each = iter(out.split(ctx.widths * len(factors), dim=-1))
         for factor in factors:
             for part, piece in zip(parts, of_each, strict=False):
