@@ -292,31 +292,33 @@ class Rules:
 
         pieces, whole = split(tensor, has_products=self._has_products and dtype not in HALVES)
         # Several parts of one value are mapped at once, by the sum of their matrices.
-        matrices: dict[tuple[Owner, int], int] = {}
+        matrices: dict[tuple[Owner, int, float], int] = {}
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            part = matrix(piece.channels[-1], offset)
-            if coefficient != 1:
-                part = self._step(aten.mul.Tensor, (Ref(part), coefficient))
-            mapped = piece.place, number_of(piece)
-            if mapped in matrices:
-                part = self._step(aten.add.Tensor, (Ref(matrices[mapped]), Ref(part)))
-            matrices[mapped] = part
+            part, mapped = matrix(piece.channels[-1], offset), (piece.place, number_of(piece))
+            whole_part = matrices.get((*mapped, 1.0))
+            if whole_part is not None:
+                both, alpha = (Ref(whole_part), Ref(part)), (("alpha", coefficient),)
+                matrices[*mapped, 1.0] = self._step(aten.add.Tensor, both, alpha)
+            elif (same := matrices.get((*mapped, coefficient))) is not None:
+                both = Ref(same), Ref(part)
+                matrices[*mapped, coefficient] = self._step(aten.add.Tensor, both)
+            else:
+                matrices[*mapped, float(coefficient)] = part
         products: dict[Owner, int] = {}
         added = () if bias is None or not pieces else (Ref(wide(number_of(bias))),)
-        for (place, number), part in matrices.items():
+        for (place, number, coefficient), part in matrices.items():
             taken = Ref(wide(number)), Ref(part)
+            # A bias is part of the first product.
+            is_biased = bool(added) and not products and is_linear and coefficient == 1
+            made = self._step(multiply, (*taken, *added) if is_biased else taken)
+            if coefficient != 1:
+                made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
             if place in products:
-                made = self._step(multiply, taken)
-                both = Ref(products[place]), Ref(made)
-                products[place] = self._step(aten.add.Tensor, both)
-            elif products or not is_linear:
-                products[place] = self._step(multiply, taken)
-            else:
-                products[place] = self._step(multiply, (*taken, *added))
-        if added and products and not is_linear:
-            place = next(iter(products))
-            products[place] = self._step(aten.add.Tensor, (Ref(products[place]), *added))
+                made = self._step(aten.add.Tensor, (Ref(products[place]), Ref(made)))
+            elif added and not products and not is_biased:
+                made = self._step(aten.add.Tensor, (Ref(made), *added))
+            products[place] = made
         self.precision.keep_wide(products.values(), dtype)
         found = [Recorded(place, channels, step) for place, step in products.items()]
         if len(found) == 1 and not whole:
