@@ -135,3 +135,8 @@ def new_rows(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = Non
             out = like.new_empty(tuple(shape), dtype=dtype)
     native.library().prefer_huge_pages(out)
     return out
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """The tensor, or a copy without gradients in :func:`new_rows` if it is not contiguous."""
+    return x if x.is_contiguous() else new_rows(x, x.shape).copy_(x)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.machine.memory import contiguous
 from fastgraph.ops.heads import check_heads, dropout_seed, logsum_gradient, seed_number
 from fastgraph.ops.library import (
     Arguments,
@@ -145,7 +146,7 @@ def _topology(
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if x is None else x.contiguous() for x in tensors)
+    return tuple(None if x is None else contiguous(x) for x in tensors)
 
 
 def _forward(

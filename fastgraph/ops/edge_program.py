@@ -26,6 +26,7 @@ from fastgraph.edge_programs.operations import (
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import KnownGraph, callers_of, known_graph
 from fastgraph.graphs.graph import Graph
+from fastgraph.machine.memory import contiguous
 from fastgraph.ops.library import (
     Arguments,
     Context,
@@ -174,8 +175,8 @@ def _computed(
 def _laid_out(operand: Tensor) -> Tensor:
     """An operand as kernels take it: contiguous, or one row that stands for all."""
     if operand.dim() == 2 and operand.shape[0] > 1 and operand.stride(0) == 0:
-        return operand[:1].contiguous().expand_as(operand)
-    return operand.contiguous()
+        return contiguous(operand[:1]).expand_as(operand)
+    return contiguous(operand)
 
 
 def matrix_of(operand: Operand, tensor: Tensor) -> Tensor:

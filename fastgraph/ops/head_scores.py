@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.machine.memory import contiguous
 from fastgraph.ops.heads import check_heads
 from fastgraph.ops.library import (
     Arguments,
@@ -50,7 +51,7 @@ def _check(x: Tensor, att: Tensor) -> torch.Size:
 def _forward(x: Tensor, att: Tensor) -> Tensor:
     _check(x, att)
     kernel = REGISTRY.kernel("head_scores", device_type(x), x.dtype)
-    return kernel(x.contiguous(), att.contiguous())  # type: ignore[no-any-return]
+    return kernel(contiguous(x), contiguous(att))  # type: ignore[no-any-return]
 
 
 def _fake(x: Tensor, att: Tensor) -> Tensor:
@@ -63,9 +64,9 @@ def _backward(
     check_heads("grad", grad, list(_check(x, att)), x)
     if addend is not None:
         check_heads("addend", addend, list(x.shape), x)
-        addend = addend.contiguous()
+        addend = contiguous(addend)
     kernel = REGISTRY.kernel("head_scores_backward", device_type(x), x.dtype)
-    given = (x.contiguous(), att.contiguous(), grad.contiguous())
+    given = (contiguous(x), contiguous(att), contiguous(grad))
     grad_x, grad_att = kernel(*given, addend=addend, wanted=wanted)
     wants_x, wants_att = wanted
     return grad_x if wants_x else x.new_empty(0), grad_att if wants_att else att.new_empty(0)

@@ -16,6 +16,7 @@ from fastgraph.backends import reference
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
+from fastgraph.machine.memory import contiguous
 from fastgraph.ops.library import (
     Arguments,
     Context,
@@ -426,4 +427,4 @@ def _check_addend(addend: Tensor | None, shape: Sequence[int], like: Tensor) -> 
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if t is None else t.contiguous() for t in tensors]
+    return [None if t is None else contiguous(t) for t in tensors]

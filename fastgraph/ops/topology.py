@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import graph_of
 from fastgraph.graphs.graph import Graph
+from fastgraph.machine.memory import contiguous
 from fastgraph.plugins.backend import FLOATING
 
 
@@ -120,8 +121,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def flatten(x: Tensor) -> Tensor:
     """``[nodes, *channels]`` as a contiguous ``[nodes, channels]`` matrix."""
     if x.dim() == 2:
-        return x.contiguous()
-    return x.reshape(x.shape[0], x.shape[1:].numel()).contiguous()
+        return contiguous(x)
+    return contiguous(x).view(x.shape[0], x.shape[1:].numel())
 
 
 def unflatten(matrix: Tensor, *shape: int) -> Tensor:

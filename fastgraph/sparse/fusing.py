@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
+from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import is_defined_by
 from fastgraph.routing.status import count_program, count_routed, count_separate
 from fastgraph.sparse import products
@@ -45,6 +46,7 @@ from fastgraph.sparse.matching import (
     heads_first,
     heads_of,
     is_same,
+    laid_out,
     monomial,
     scaled,
     sum_of_ends,
@@ -122,8 +124,16 @@ def product(values: Expression, x: Tensor) -> Tensor:
     _count(found)
     out = found.run(heads_first(x))
     if x.dim() == 3:
-        return out.transpose(1, 2).contiguous()
+        return _heads_last(out)
     return out.reshape(pattern.shape[0], *x.shape[1:])
+
+
+def _heads_last(x: Tensor) -> Tensor:
+    """Features ``[n, heads, k]`` of operators as ``[n, k, heads]``, contiguous."""
+    x = x.transpose(1, 2)
+    if is_defined_by(x):
+        return x.contiguous()
+    return new_rows(x, x.shape).copy_(x)  # has the gradient of a copy
 
 
 def reduction(values: Expression, dim: int, reduce: str) -> Tensor:
@@ -304,9 +314,9 @@ def _attention(
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = pattern.edges
         return ops.attention(
-            scaled(query, dots.rows, pattern, "row"),
-            scaled(key, dots.cols, pattern, "col"),
-            x,
+            laid_out(scaled(query, dots.rows, pattern, "row")),
+            laid_out(scaled(key, dots.cols, pattern, "col")),
+            laid_out(x),
             index,
             ptr=ptr,
             transpose=transpose,
@@ -343,7 +353,7 @@ def _gat(ends: SumOfEnds, score: Expression, x: Tensor, options: dict[str, Any])
     def run(x: Tensor) -> Tensor:
         index, ptr, transpose, _, _ = score.pattern.edges
         return ops.gat(
-            x,
+            laid_out(x),
             total(ends.cols, m),
             total(ends.rows, n),
             index,
@@ -366,8 +376,8 @@ def _gatv2(found: Additive, score: Expression, x: Tensor, options: dict[str, Any
         vector = heads_first(found.vector.unsqueeze(0))
         rows = heads_first(found.rows)
         return ops.gatv2(
-            x,
-            rows,
+            laid_out(x),
+            laid_out(rows),
             vector,
             index,
             ptr=ptr,
@@ -400,7 +410,7 @@ def _scaled_spmm(made: Monomial, body: Expression, x: Tensor) -> Plan | str:
         index, ptr, transpose, _, _ = pattern.edges
         weight = _product_of([t.value(pattern, "entry") for t in made.entries])
         out = ops.spmm(
-            scaled(x, made.cols, pattern, "col"),
+            laid_out(scaled(x, made.cols, pattern, "col")),
             index,
             weight,
             ptr=ptr,
@@ -441,7 +451,7 @@ def _sum_of_products(made: Monomial, values: Expression, dim: int, reduce: str) 
             query = key = torch.ones(num_in, heads, 1, dtype=values.dtype, device=values.device)
         weight = _product_of([t.value(pattern, "entry") for t in made.entries])
         out = ops.spmm(
-            scaled(key, factors[other], pattern, other),
+            laid_out(scaled(key, factors[other], pattern, other)),
             index,
             weight,
             ptr=ptr,

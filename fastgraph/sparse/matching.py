@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastgraph.ops.library import is_defined_by
+from fastgraph.machine.memory import LARGE, contiguous
+from fastgraph.ops.library import is_defined_by, needs_torch_operations
 from fastgraph.sparse.expression import Contraction, Dot, Ends, Entries, Expression, Map
 from fastgraph.sparse.pattern import Pattern
 
@@ -341,6 +342,32 @@ def ends_of(dot: Dot) -> tuple[Tensor, Tensor]:
     if x1.dim() == 3:
         return x1.transpose(1, 2), x2.permute(1, 2, 0)
     return x1.unsqueeze(1), x2.transpose(0, 1).unsqueeze(1)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """Features ``[n, heads, k]`` for an operator, which would copy those whose heads stand last.
+
+    They are copied once for both passes, and their gradient has heads last, as leaves want it.
+    """
+    has_gradient = x.requires_grad and torch.is_grad_enabled()
+    if not has_gradient or x.nbytes < LARGE or x.is_contiguous() or is_defined_by(x):
+        return x
+    out: Tensor = _HeadsFirst.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _HeadsFirst(torch.autograd.Function):
+    """A contiguous copy of ``[n, heads, k]``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return contiguous(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if needs_torch_operations(grad):
+            return grad
+        return contiguous(grad.transpose(1, 2)).transpose(1, 2)
 
 
 def scaled(

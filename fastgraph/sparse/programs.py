@@ -21,6 +21,7 @@ from fastgraph.sparse.matching import (
     ends_of,
     has_infinity,
     is_same,
+    laid_out,
     monomial,
     scaled,
 )
@@ -174,7 +175,7 @@ class Message:
         )
         (out,) = ops.edge_program(
             _program(facts, output),
-            {name: tensor for name, (_, tensor) in self.operands.items()},
+            {name: _laid_out(tensor) for name, (_, tensor) in self.operands.items()},
             index,
             ptr=ptr,
             num_in=num_in,
@@ -187,6 +188,10 @@ class Message:
 def _flat(of_nodes: Tensor) -> Tensor:
     """Channels ``[n, channels, heads]`` in the order of programs; all else as it is."""
     return of_nodes.transpose(1, 2) if of_nodes.dim() == 3 else of_nodes
+
+
+def _laid_out(operand: Tensor) -> Tensor:
+    return laid_out(operand) if operand.dim() == 3 else operand
 
 
 def _as_tree(given: Any) -> Tree:
