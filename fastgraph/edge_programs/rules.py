@@ -308,15 +308,12 @@ class Rules:
         products: dict[Owner, int] = {}
         added = () if bias is None or not pieces else (Ref(wide(number_of(bias))),)
         for (place, number, coefficient), part in matrices.items():
-            taken = Ref(wide(number)), Ref(part)
-            # A bias is part of the first product.
-            is_biased = bool(added) and not products and is_linear and coefficient == 1
-            made = self._step(multiply, (*taken, *added) if is_biased else taken)
+            made = self._step(multiply, (Ref(wide(number)), Ref(part)))
             if coefficient != 1:
                 made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
             if place in products:
                 made = self._step(aten.add.Tensor, (Ref(products[place]), Ref(made)))
-            elif added and not products and not is_biased:
+            elif added and not products:  # apart: ranks sum its gradient with those of all others
                 made = self._step(aten.add.Tensor, (Ref(made), *added))
             products[place] = made
         self.precision.keep_wide(products.values(), dtype)
