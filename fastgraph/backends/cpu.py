@@ -28,7 +28,7 @@ _KERNELS |= dense_attention_kernels(native.library)
 _KERNELS |= block_attention_kernels(native.library, _KERNELS)
 _ROUNDED = {"edge_attention", "edge_attention_backward"}
 """Kernels that keep what they fold in the dtype of the features: half types would score by it."""
-_KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True)
+_KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS, by_terms=True, repeats=True)
 
 
 class CpuBackend:

@@ -13,7 +13,7 @@ from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.backends.kernels import GroupedRows
 from fastgraph.edge_programs.lowering import Lowered, lower
 from fastgraph.edge_programs.operations import OUTER
-from fastgraph.edge_programs.program import Program
+from fastgraph.edge_programs.program import PLACES, Program
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel
@@ -38,7 +38,7 @@ class _Made(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _made(program: Program, rounds: bool, by_terms: bool) -> _Made:
+def _made(program: Program, rounds: bool, by_terms: bool, repeated: tuple[int, ...] = ()) -> _Made:
     outputs = []
     for output in program.outputs:
         # Sizes that stand for themselves.
@@ -53,6 +53,11 @@ def _made(program: Program, rounds: bool, by_terms: bool) -> _Made:
     has_total = any(output.reduction in ("total", OUTER) for output in program.outputs)
     ascending = has_total or not gathered
     lowered = lower(program, rounds=rounds, by_terms=by_terms)
+    if repeated:
+        # The same instructions, of which none minds that an operand changes less often.
+        slots = lowered.code.slots.clone()
+        slots[list(repeated), 0] = PLACES.index("parameter")
+        lowered = lowered._replace(code=lowered.code._replace(slots=slots))
     return _Made(lowered, tuple(outputs), widest, ascending)
 
 
@@ -65,6 +70,7 @@ def edge_program_kernel(
     generated: GeneratedKernels | None = None,
     *,
     by_terms: bool = False,
+    repeats: bool = False,
 ) -> Kernel:
     """The kernel of ``edge_program``.
 
@@ -73,6 +79,8 @@ def edge_program_kernel(
         rows: gives them as the library's kernels visit them.
         generated: gives a kernel for some programs; the others are interpreted.
         by_terms: whether the library can sum products product by product.
+        repeats: whether it takes one row for an operand of which all are equal, as a parameter; it
+            is copied to all of them otherwise.
     """
 
     def edge_program(
@@ -83,6 +91,13 @@ def edge_program_kernel(
         if transpose:
             num_rows, num_in = num_in, num_rows
         made = _made(program, like.dtype.itemsize < 4, by_terms)
+        widest = operands[made.widest]
+        repeated = tuple([k for k, t in enumerate(operands) if not t.is_contiguous()])
+        if repeated and repeats:
+            made = _made(program, like.dtype.itemsize < 4, by_terms, repeated)
+            operands = [t[0] if k in repeated else t for k, t in enumerate(operands)]
+        elif repeated:
+            operands = [t.contiguous() for t in operands]
         sizes = num_rows, graph.num_edges
         out = [
             new_rows(like, width if of is None else (sizes[of], *width), dtype)
@@ -90,7 +105,6 @@ def edge_program_kernel(
         ]
         lowered = made.lowered
         given = lowered.operands(operands) if lowered.transposes else operands
-        widest = operands[made.widest]
         edges = rows(graph, widest, transpose=transpose, ascending=made.ascending)
         kernel = None if generated is None else generated(lowered.code, like)
         arguments = (*edges.arguments, num_in, *lowered.code, given, out)

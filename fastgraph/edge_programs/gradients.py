@@ -67,12 +67,15 @@ class Gradients(NamedTuple):
             need.
         products: the names under which they take, for each softmax, the sums over the channels of
             each head of its output times the gradient of that.
+        share: the name under which they take 1 over the number of edges of each row ``[rows, 1]``,
+            if they divide the gradients of means themselves.
     """
 
     passes: tuple[Pass, ...]
     grads: tuple[str, ...]
     results: tuple[str, ...]
     products: tuple[str, ...]
+    share: str
 
     @property
     def operands(self) -> frozenset[str]:
@@ -81,13 +84,16 @@ class Gradients(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> Gradients:
+def derive(
+    program: Program, wanted: frozenset[str], given: frozenset[int], *, divides: bool = False
+) -> Gradients:
     """The programs for the gradients of the operands whose names are ``wanted``.
 
     Args:
         program: with the records of each extremum and each softmax.
         wanted: names of operands.
         given: the numbers of the outputs whose gradients there are; others count as zero.
+        divides: whether they divide the gradients of means by the numbers of edges themselves.
 
     Returns:
         Programs for those of the wanted gradients that are not zero.
@@ -98,6 +104,7 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
         tuple(_fresh(f"{kind}{k}", program) for k in range(len(program.outputs)))
         for kind in ("grad", "result", "product")
     )
+    share = _fresh("share", program)
     adjoint = _Adjoint(builder, program, values, wanted)
     for k in sorted(given):
         output = program.outputs[k]
@@ -111,6 +118,8 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
             adjoint.add(output.score, builder.product(value, matrix, other.width))
             continue
         gradient = builder.operand(grads[k], place, value.width)
+        if divides and output.reduction == "mean":
+            gradient = gradient * builder.operand(share, "row", 1)
         if output.reduction in (SOFTMAX, SOFTMAX_SCALE):
             score = values[output.value if output.score < 0 else output.score]
             largest, scale = (
@@ -165,7 +174,7 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
             made = replace(made, flat=tuple(n for n in made.names if n in adjoint.flat))
             made = reversed_program(made) if is_reversed else made
             passes.append(Pass(made, tuple(name for name, *_ in outputs), is_reversed))
-    return Gradients(tuple(passes), grads, results, products)
+    return Gradients(tuple(passes), grads, results, products, share)
 
 
 def softmax_records(program: Program, output: Output) -> tuple[int, int]:

@@ -41,6 +41,13 @@ class Step:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def taken(self) -> frozenset[int]:
+        """The numbers of the steps whose results it takes."""
+        arguments = [list(self.args), [argument for _, argument in self.kwargs]]
+        leaves = torch.utils._pytree.tree_leaves(arguments)
+        return frozenset(leaf.step for leaf in leaves if isinstance(leaf, Ref))
+
 
 def operand_name(step: Step, number: int) -> str:
     """The name of the operand that a step becomes: that of what is given, if it may be one."""
@@ -129,22 +136,32 @@ def needed_steps(
     needed = set(step_of.values())
     for number in range(len(steps) - 1, -1, -1):
         if number in needed:
-            arguments = (steps[number].args, [argument for _, argument in steps[number].kwargs])
-            leaves = torch.utils._pytree.tree_leaves(arguments)
-            needed |= {leaf.step for leaf in leaves if isinstance(leaf, Ref)}
+            needed |= steps[number].taken
     place = {number: k for k, number in enumerate(sorted(needed))}
-
-    def moved(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            return Ref(place[argument.step])
-        return [moved(a) for a in argument] if isinstance(argument, list) else argument
-
+    moved = {number: Ref(k) for number, k in place.items()}
     made = tuple(
         replace(
             step,
-            args=tuple(map(moved, step.args)),
-            kwargs=tuple((name, moved(argument)) for name, argument in step.kwargs),
+            args=tuple(with_results(argument, moved) for argument in step.args),
+            kwargs=tuple((name, with_results(argument, moved)) for name, argument in step.kwargs),
         )
         for step in (steps[number] for number in place)
     )
     return made, {name: place[number] for name, number in step_of.items()}
+
+
+def with_results(argument: Any, results: Mapping[int, Any] | Sequence[Any]) -> Any:
+    """An argument of a step with the results of others in the place of references to them.
+
+    It is no function within its callers: one that calls itself would keep what they hold until
+    Python looks for cycles.
+
+    Args:
+        argument: of the step.
+        results: of the others, by their numbers.
+    """
+    if isinstance(argument, Ref):
+        return results[argument.step]
+    if isinstance(argument, list):
+        return [with_results(a, results) for a in argument]
+    return argument

@@ -291,29 +291,40 @@ class Rules:
             return whole if is_whole else self._step(aten.slice.Tensor, (Ref(whole), *bounds))
 
         pieces, whole = split(tensor, has_products=self._has_products and dtype not in HALVES)
-        products: dict[Owner, int] = {}
+        # Several parts of one value are mapped at once, by the sum of their matrices.
+        matrices: dict[tuple[Owner, int, float], int] = {}
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            part = matrix(piece.channels[-1], offset)
-            made = self._step(multiply, (Ref(wide(number_of(piece))), Ref(part)))
+            part, mapped = matrix(piece.channels[-1], offset), (piece.place, number_of(piece))
+            whole_part = matrices.get((*mapped, 1.0))
+            if whole_part is not None:
+                both, alpha = (Ref(whole_part), Ref(part)), (("alpha", coefficient),)
+                matrices[*mapped, 1.0] = self._step(aten.add.Tensor, both, alpha)
+            elif (same := matrices.get((*mapped, coefficient))) is not None:
+                both = Ref(same), Ref(part)
+                matrices[*mapped, coefficient] = self._step(aten.add.Tensor, both)
+            else:
+                matrices[*mapped, float(coefficient)] = part
+        products: dict[Owner, int] = {}
+        added = () if bias is None or not pieces else (Ref(wide(number_of(bias))),)
+        for (place, number, coefficient), part in matrices.items():
+            made = self._step(multiply, (Ref(wide(number)), Ref(part)))
             if coefficient != 1:
                 made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
-            if piece.place in products:
-                made = self._step(aten.add.Tensor, (Ref(products[piece.place]), Ref(made)))
-            products[piece.place] = made
-        if bias is not None and products:
-            place = next(iter(products))
-            both = (Ref(products[place]), Ref(wide(number_of(bias))))
-            products[place] = self._step(aten.add.Tensor, both)
+            if place in products:
+                made = self._step(aten.add.Tensor, (Ref(products[place]), Ref(made)))
+            elif added and not products:  # apart: ranks sum its gradient with those of all others
+                made = self._step(aten.add.Tensor, (Ref(made), *added))
+            products[place] = made
         self.precision.keep_wide(products.values(), dtype)
         found = [Recorded(place, channels, step) for place, step in products.items()]
         if len(found) == 1 and not whole:
             return self.precision.narrowed(found[0], dtype)
         values = [self.value(v) for v in found]
         if whole:
-            taken = [(self.value(v), matrix(v.channels[0], offset)) for v, offset in whole]
+            pairs = [(self.value(v), matrix(v.channels[0], offset)) for v, offset in whole]
             made_by = channels, self.value, self._step, is_linear
-            return products_of_edges(taken, values, None if found else bias, *made_by)
+            return products_of_edges(pairs, values, None if found else bias, *made_by)
         value = functools.reduce(add, values)
         return Recorded(None, channels, None, value, tuple((1.0, piece) for piece in found))
 
@@ -431,17 +442,17 @@ class Rules:
 
     def _called(self, call: Call, place: Owner | None, channels: tuple[int, ...]) -> Recorded:
         """The same call as a step."""
-
-        def referred(argument: Any) -> Any:
-            if isinstance(argument, Tensor):
-                return Ref(number_of(self._of(argument)))
-            if isinstance(argument, (list, tuple)):
-                return [referred(a) for a in argument]
-            return argument
-
-        kwargs = tuple((name, referred(a)) for name, a in call.kwargs.items())
-        step = self._step(call.func, tuple(map(referred, call.args)), kwargs)
+        kwargs = tuple((name, self._referred(a)) for name, a in call.kwargs.items())
+        step = self._step(call.func, tuple(map(self._referred, call.args)), kwargs)
         return Recorded(place, channels, step)
+
+    def _referred(self, argument: Any) -> Any:
+        """An argument with references in the place of tensors."""
+        if isinstance(argument, Tensor):
+            return Ref(number_of(self._of(argument)))
+        if isinstance(argument, (list, tuple)):
+            return [self._referred(a) for a in argument]
+        return argument
 
     def _step(
         self, function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...] = ()

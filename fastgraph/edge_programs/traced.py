@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fastgraph.edge_programs.owners import BY_TYPE, ByType, Owner
 from fastgraph.edge_programs.program import Place, Program
-from fastgraph.edge_programs.recorded import Ref, Step
+from fastgraph.edge_programs.recorded import Ref, Step, with_results
 from fastgraph.edge_programs.relations import EdgeTypes
 
 
@@ -233,6 +233,16 @@ class Traced:
             return None
         return tuple((name, self.steps[step].args[0]) for name, step in self.step_of.items())
 
+    @cached_property
+    def _freed(self) -> tuple[tuple[int, ...], ...]:
+        """For each step those whose results nothing takes after it."""
+        needed, found = set(self.step_of.values()), []
+        for number in range(len(self.steps) - 1, -1, -1):
+            taken = self.steps[number].taken | {number}
+            found.append(tuple(taken - needed))
+            needed |= taken
+        return tuple(reversed(found))
+
     def drawn(self, num_edges: int, device: torch.device) -> dict[str, Tensor]:
         """The factors of dropouts, by name."""
         return {name: dropout.drawn(num_edges, device) for name, dropout in self.dropouts}
@@ -267,24 +277,19 @@ class Traced:
     def unconverted(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """The same in the dtypes that steps have."""
         found: list[Any] = []
-
-        def taken(argument: Any) -> Any:
-            if isinstance(argument, Ref):
-                return found[argument.step]
-            if isinstance(argument, list):
-                return [taken(a) for a in argument]
-            return argument
-
-        for step in self.steps:
+        for step, freed in zip(self.steps, self._freed, strict=True):
             if step.function is None:
                 found.append(given[step.args[0]])
             else:
                 args = [
-                    found[a.step] if isinstance(a, Ref) else taken(a) if isinstance(a, list) else a
+                    found[a.step] if isinstance(a, Ref) else with_results(a, found)
                     for a in step.args
                 ]
-                kwargs = {name: taken(argument) for name, argument in step.kwargs}
+                kwargs = {name: with_results(argument, found) for name, argument in step.kwargs}
                 found.append(step.function(*args, **kwargs))
+                del args, kwargs
+            for number in freed:
+                found[number] = None
         operands = {name: found[step] for name, step in self.step_of.items()}
         for name, owner in self.owner_of.items():
             if owner == "gathered" and "gathered by type" in self.pairs:

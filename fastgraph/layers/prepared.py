@@ -303,7 +303,8 @@ class Prepared:
             if savers and any(s in given and given[s].requires_grad for s in savers):
                 continue
             if id(tensor) not in copies:
-                copies[id(tensor)] = tensor.clone()
+                # In rows, as operands are, lest those that are laid out otherwise be copied twice.
+                copies[id(tensor)] = tensor.clone(memory_format=torch.contiguous_format)
             given[name] = copies[id(tensor)]
 
     def explain(self) -> str:

@@ -167,9 +167,16 @@ def _computed(
     """The outputs of a program by the kernel for its operands, which fit."""
     like = operands[0]
     kernel = REGISTRY.kernel("edge_program", device_type(like), like.dtype)
-    given = [contiguous(t) for t in operands]
+    given = [t if t.is_contiguous() else _laid_out(t) for t in operands]
     out: list[Tensor] = kernel(graph, given, program, transpose)
     return out
+
+
+def _laid_out(operand: Tensor) -> Tensor:
+    """An operand as kernels take it: contiguous, or one row that stands for all."""
+    if operand.dim() == 2 and operand.shape[0] > 1 and operand.stride(0) == 0:
+        return contiguous(operand[:1]).expand_as(operand)
+    return contiguous(operand)
 
 
 def matrix_of(operand: Operand, tensor: Tensor) -> Tensor:
@@ -342,7 +349,7 @@ class _Pass(NamedTuple):
         program: of them.
         text: the same.
         taken: of the operands and results, then of the gradients of results, then of the products
-            of softmaxes.
+            of softmaxes, then of what divides gradients of means.
         made: of the operands whose gradients it gives.
         is_reversed: whether its rows are the gathered nodes.
     """
@@ -356,17 +363,18 @@ class _Pass(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _passes(
-    program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]
+    program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...], divides: bool
 ) -> tuple[tuple[_Pass, ...], tuple[int, ...]]:
     """The passes for gradients of some operands, given those of some results.
 
-    Besides the operands whose gradients are zeros where no pass makes them.
+    These divide gradients of means themselves where ``divides`` is true. Besides the operands whose
+    gradients are zeros where no pass makes them.
     """
     numbers = {name: k for k, name in enumerate(program.names)}
     names = frozenset(name for name, want in zip(program.names, wanted, strict=True) if want)
     there = frozenset(k for k, is_given in enumerate(given) if is_given)
-    derived = derive(program, names, there & _differentiable(program))
-    named = (*program.names, *derived.results, *derived.grads, *derived.products)
+    derived = derive(program, names, there & _differentiable(program), divides=divides)
+    named = (*program.names, *derived.results, *derived.grads, *derived.products, derived.share)
     values = {name: k for k, name in enumerate(named)}
     passes = tuple(
         _Pass(
@@ -390,25 +398,29 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
     if True not in wanted:
         return (*found, *(None,) * 6)
     saved = saved[: count + len(program.outputs)]  # without the caller's tensors
-    passes, flat = _passes(program, wanted, tuple([g is not None for g in grads]))
     results = saved[count:]
+    is_plain = needs_no_dispatcher((*saved, *grads)) and not is_transformed()
+    # Then nothing is differentiated, and no gradient is a batch.
+    is_alone = is_plain and not torch.is_grad_enabled()
+    divides = is_alone and index.is_cpu and _divides(ctx, grads, index.shape[-1])
+    passes, flat = _passes(program, wanted, tuple([g is not None for g in grads]), divides)
     shares: list[Tensor | None] = []
     products: list[Tensor | None] = []
     for k, grad in enumerate(grads):
-        shared = None if grad is None else _share(ctx, k, grad, index, ptr, results)
-        shares.append(shared)
-        output = program.outputs[k]
-        if grad is None or output.reduction != SOFTMAX:
-            products.append(None)
-            continue
-        product = grad.to(accumulator(grad.dtype)) * results[k]
-        heads = program.width(output.score)
-        of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
-        products.append(of_heads.sum(-1).to(grad.dtype))
+        output, given = program.outputs[k], (index, ptr, results, is_alone, divides)
+        is_weighed = output.reduction == SOFTMAX
+        shares.append(None if grad is None else _share(ctx, k, grad, *given))
+        products.append(
+            _sums_of_heads(grad, results[k], program.width(output.score), is_alone)
+            if grad is not None and is_weighed
+            else None
+        )
     values = [*saved, *shares, *products]
+    if divides:
+        like = next(g for g in grads if g is not None)
+        values.append(_inverse_degrees(ctx, index, ptr, like.dtype))
     run: Callable[..., Sequence[Tensor]] = EDGE_PROGRAM
     graph = None
-    is_plain = needs_no_dispatcher(values) and not is_transformed()  # then no gradient is a batch
     if not is_plain and is_transformed(*values):
         run = _in_torch
     elif is_plain and index.is_cpu:
@@ -420,14 +432,18 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         taken = [values[k] for k in made.taken]
         is_reversed = made.is_reversed != ctx.transpose
         out: Sequence[Tensor]
-        if graph is not None and not torch.is_grad_enabled():
+        if graph is not None and is_alone:
             out = _computed(graph, taken, made.program, is_reversed)
         else:
             sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
             out = run(taken, index, ptr, made.text, *sizes, is_reversed)
         for k, tensor in zip(made.made, out, strict=True):
             before = found[k]
-            found[k] = tensor if before is None else before + tensor
+            if before is None:
+                found[k] = tensor
+            else:
+                found[k] = before.add_(tensor) if is_alone else before + tensor
+        del taken, out
     num_rows = {"row": ctx.num_out, "gathered": ctx.num_in, "edge": index.shape[-1]}
     for k in flat:
         if found[k] is None:
@@ -445,15 +461,15 @@ def _share(
     index: Tensor,
     ptr: Tensor | None,
     results: Sequence[Tensor],
+    is_alone: bool,
+    divides: bool,
 ) -> Tensor:
     """The gradient of an output as its program takes it: of one edge of a mean, or of a tie."""
     outputs = ctx.program.outputs
     reduction, value = outputs[k].reduction, outputs[k].value
-    if reduction == "mean":
-        graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
+    if reduction == "mean" and not divides:
         dtype = accumulator(grad.dtype)
-        scale = graph.inverse_degree(transpose=ctx.transpose, dtype=dtype)
-        return (grad.to(dtype) * scale.unsqueeze(-1)).to(grad.dtype)
+        return (grad.to(dtype) * _inverse_degrees(ctx, index, ptr, dtype)).to(grad.dtype)
     if reduction in EXTREMA:
         record = Output(EXTREMA[reduction], value)
         if record not in outputs:
@@ -462,9 +478,56 @@ def _share(
                 f"it must have {record.reduction} of the same value, too"
             )
         # Nothing ties in a row without edges, whose gradient has one, too, nor with a NaN.
-        ties = results[outputs.index(record)].clamp(min=1)
-        return grad / ties.masked_fill(results[k].isnan(), 0)
+        ties = results[outputs.index(record)]
+        if is_alone:  # without more than one temporary tensor
+            share = ties.to(grad.dtype).clamp_(min=1).masked_fill_(results[k].isnan(), 0)
+            return torch.div(grad, share, out=share)
+        return grad / ties.clamp(min=1).masked_fill(results[k].isnan(), 0)
     return grad
+
+
+def _inverse_degrees(
+    ctx: _OfProgram, index: Tensor, ptr: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """1 over the number of edges of each aggregating node, ``[nodes, 1]``."""
+    graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
+    return graph.inverse_degree(transpose=ctx.transpose, dtype=dtype).unsqueeze(-1)
+
+
+_FEW_EDGES = 16
+"""For each aggregating node: then a program divides the gradients of means as it gathers them."""
+
+
+def _divides(ctx: _OfProgram, grads: Sequence[Tensor | None], num_edges: int) -> bool:
+    """True if programs divide the gradients of means, which no tensor is to hold then."""
+    outputs = zip(ctx.program.outputs, grads, strict=True)
+    of_means = [g for output, g in outputs if g is not None and output.reduction == "mean"]
+    if not of_means or of_means[0].dtype.itemsize < 4:  # half types would round the factor
+        return False
+    is_one_row = all(g.stride(0) == 0 for g in of_means)
+    return is_one_row or num_edges <= _FEW_EDGES * ctx.num_out
+
+
+_AT_ONCE = 1 << 18
+"""Numbers of which products are stored at once."""
+
+
+def _sums_of_heads(grad: Tensor, result: Tensor, heads: int, is_alone: bool) -> Tensor:
+    """The sums over the channels of each head of an output times its gradient."""
+
+    def of(grad: Tensor, result: Tensor) -> Tensor:
+        product = grad.to(accumulator(grad.dtype)) * result
+        of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
+        return of_heads.sum(-1).to(grad.dtype)
+
+    if not is_alone or grad.numel() <= _AT_ONCE:
+        return of(grad, result)
+    rows = max(_AT_ONCE // grad.shape[-1], 1)
+    sums = grad.new_empty(grad.shape[0], heads)
+    for begin in range(0, grad.shape[0], rows):
+        end = begin + rows
+        sums[begin:end] = of(grad[begin:end], result[begin:end])
+    return sums
 
 
 def _in_torch(

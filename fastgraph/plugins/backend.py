@@ -30,8 +30,9 @@ the signatures of their kernels:
 
 ``edge_program(graph, operands, program, transpose) -> outputs``
     ``program`` is a :class:`fastgraph.edge_programs.program.Program`, of whose operands those of
-    nodes and edges are ``[nodes, width]`` and ``[E, width]``, and parameters ``[width]``. There is
-    a result for each of its outputs; :mod:`fastgraph.edge_programs.evaluation` says which.
+    nodes and edges are ``[nodes, width]`` and ``[E, width]``, and parameters ``[width]``. Those of
+    nodes and edges are contiguous, or one row that is expanded, as the gradient of a sum is. There
+    is a result for each of its outputs; :mod:`fastgraph.edge_programs.evaluation` says which.
 ``head_scores(x, att) -> scores``
     Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,
     channels]``, as ``[count, nodes, heads]``.

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import (
     DegreeScalerAggregation,
@@ -22,11 +24,13 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 from torch_geometric.nn.aggr.fused import FusedAggregation
+from torch_geometric.utils import degree
 
 from fastgraph.edge_programs.moments import spread_of
 from fastgraph.edge_programs.operations import STD, VAR
 from fastgraph.edge_programs.traced import Reduction
 from fastgraph.layers.modules import KnownModules
+from fastgraph.layers.scaled_parts import scaled_parts
 from fastgraph.plugins.refusal import Refusal
 
 REDUCTIONS = {
@@ -263,27 +267,17 @@ def aggregated(
     """
     kind, first = type(aggregation), next(iter(results.values()))
     if kind is DegreeScalerAggregation:
-        num_nodes = first.shape[node_dim]
-        unscaled = aggregated(aggregation.aggr, results, index, node_dim, f"{path}.aggr")
+        num_nodes, inner = first.shape[node_dim], (aggregation.aggr, results, index, node_dim)
         later = _THREAD.later
         if later is not None and later.aggregation is aggregation:
             later.is_left = True
-            return unscaled
-        return _scaled(aggregation, unscaled, index(), num_nodes, node_dim)
+            return aggregated(*inner, f"{path}.aggr")
+        return _scaled(aggregation, *_parts(*inner, f"{path}.aggr"), index(), num_nodes, node_dim)
     if kind in _SPREADS:
         return _spread(kind, results, _variance(aggregation).semi_grad)
     if kind is MultiAggregation:
-        fused = aggregation.fused_aggr
-        is_fused = fused is not None and first.dim() == 2
-        out: Tensor = aggregation.combine(
-            [
-                _spread(type(part), results, fused.semi_grad)
-                if is_fused and type(part) in _SPREADS
-                else aggregated(part, results, index, node_dim, f"{path}.aggrs.{k}")
-                for k, part in enumerate(aggregation.aggrs)
-            ]
-        )
-        return out
+        parts, combine = _parts(aggregation, results, index, node_dim, path)
+        return combine(parts)
     if kind not in (SoftmaxAggregation, PowerMeanAggregation):
         return results[Reduction(REDUCTIONS[kind])]
     reduction = _weighted(aggregation, path)
@@ -294,8 +288,64 @@ def aggregated(
     return out
 
 
-def _scaled(aggregation: Any, out: Tensor, index: Tensor, num_nodes: int, node_dim: int) -> Tensor:
-    """PyG's own scaling of what an aggregation within another has given."""
+def _parts(
+    aggregation: Any,
+    results: Mapping[Reduction, Tensor],
+    index: Callable[[], Tensor],
+    node_dim: int,
+    path: str,
+) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
+    """The results of several aggregations, or of one, and what combines them."""
+    if type(aggregation) is not MultiAggregation:
+        return [aggregated(aggregation, results, index, node_dim, path)], itemgetter(0)
+    fused, first = aggregation.fused_aggr, next(iter(results.values()))
+    is_fused = fused is not None and first.dim() == 2
+    found = [
+        _spread(type(part), results, fused.semi_grad)
+        if is_fused and type(part) in _SPREADS
+        else aggregated(part, results, index, node_dim, f"{path}.aggrs.{k}")
+        for k, part in enumerate(aggregation.aggrs)
+    ]
+    return found, aggregation.combine
+
+
+SCALERS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
+    "identity": lambda _, degree: torch.ones_like(degree),
+    "amplification": lambda own, degree: torch.log(degree + 1) / own.avg_deg_log,
+    "attenuation": lambda own, degree: own.avg_deg_log / torch.log(degree.clamp(min=1) + 1),
+    "linear": lambda own, degree: degree / own.avg_deg_lin,
+    "inverse_linear": lambda own, degree: own.avg_deg_lin / degree.clamp(min=1),
+}
+"""By the names of scalers, the factors of degrees, as ``DegreeScalerAggregation`` has them."""
+
+
+def _scaled(
+    aggregation: Any,
+    parts: list[Tensor],
+    combine: Callable[[list[Tensor]], Tensor],
+    index: Tensor,
+    num_nodes: int,
+    node_dim: int,
+) -> Tensor:
+    """The scaling of what aggregations within another have given: upstream's own, or at once."""
+    inner, first = aggregation.aggr, parts[0]
+    is_joined = len(parts) == 1 or (type(inner) is MultiAggregation and inner.mode == "cat")
+    is_usual = all(name in SCALERS for name in aggregation.scaler) and len(aggregation.scaler) > 1
+    is_of_rows = node_dim % first.dim() < first.dim() - 1
+    if is_joined and is_usual and is_of_rows and all(type(p) is Tensor for p in (*parts, index)):
+        degrees = degree(index, num_nodes=num_nodes, dtype=first.dtype)
+        size = [1] * first.dim()
+        size[node_dim] = -1
+        factors = [
+            None if name == "identity" else SCALERS[name](aggregation, degrees.view(size))
+            for name in aggregation.scaler
+        ]
+        if all(
+            f is None or (type(f) is Tensor and f.dtype is first.dtype and not f.requires_grad)
+            for f in factors
+        ):
+            return scaled_parts(parts, factors)
+    out = combine(parts)
     beside = object.__new__(DegreeScalerAggregation)
     beside.__dict__.update(aggregation.__dict__, aggr=lambda *_: out)
     scaled: Tensor = beside.forward(out, index, None, num_nodes, node_dim)
@@ -308,4 +358,5 @@ def _variance(aggregation: Any) -> Any:
 
 def _spread(kind: type, results: Mapping[Reduction, Tensor], semi_grad: bool) -> Tensor:
     square = results[_MEAN_OF_SQUARES]
-    return spread_of(_SPREADS[kind], results[_MEAN], square.detach() if semi_grad else square)
+    given = results[_MEAN], square.detach() if semi_grad else square
+    return spread_of(_SPREADS[kind], *given, is_plain=all(type(t) is Tensor for t in given))

@@ -7,7 +7,6 @@ upstream's ``forward``. See :mod:`fastgraph.layers.degree_groups`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from fastgraph.graphs.edges import OutOfRange, graph_of, unless_out_of_range
 from fastgraph.layers.degree_groups import DegreeGroups, groups_of, scaled_products
 from fastgraph.layers.modules import KnownModules, affine_map_of
 from fastgraph.plugins.patching import Patches
-from fastgraph.pyg.aggregations import scaling_later
+from fastgraph.pyg.aggregations import SCALERS, scaling_later
 from fastgraph.pyg.modules import LINEAR
 from fastgraph.pyg.propagate import generated_propagate
 from fastgraph.pyg.state import state_refusal
@@ -33,15 +32,6 @@ from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many, o
 from fastgraph.routing.small_calls import SmallCalls
 
 _SEQUENTIAL = KnownModules(nn.Sequential)
-
-_FACTORS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "identity": lambda _, degree: torch.ones_like(degree),
-    "amplification": lambda own, degree: torch.log(degree + 1) / own.avg_deg_log,
-    "attenuation": lambda own, degree: own.avg_deg_log / torch.log(degree.clamp(min=1) + 1),
-    "linear": lambda own, degree: degree / own.avg_deg_lin,
-    "inverse_linear": lambda own, degree: own.avg_deg_lin / degree.clamp(min=1),
-}
-"""By the names of scalers, the factors of degrees, as ``DegreeScalerAggregation`` has them."""
 
 
 def install(patches: Patches) -> None:
@@ -106,7 +96,7 @@ def _is_usual(module: PNAConv, x: Any, edge_index: Any) -> bool:
         type(scaler) is not DegreeScalerAggregation
         or type(scaler.scaler) not in (list, tuple)
         or len(scaler.scaler) < 2
-        or not all(name in _FACTORS for name in scaler.scaler)
+        or not all(name in SCALERS for name in scaler.scaler)
         or type(module).update is not MessagePassing.update
         or generated_propagate(module) is None
         or execution_mode() is not None
@@ -174,6 +164,6 @@ def _of_degrees(
 
 def _factors(scaler: DegreeScalerAggregation, dtype: torch.dtype, degrees: Tensor) -> Tensor:
     of_degrees = degrees.to(dtype)
-    return torch.stack([_FACTORS[name](scaler, of_degrees) for name in scaler.scaler], dim=1).to(
+    return torch.stack([SCALERS[name](scaler, of_degrees) for name in scaler.scaler], dim=1).to(
         dtype
     )

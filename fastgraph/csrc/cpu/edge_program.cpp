@@ -21,8 +21,9 @@
 namespace fastgraph {
 namespace {
 
-// Of tasks, where there are sums of outer products.
+// Of tasks, where there are sums of outer products, and the least edges of one.
 constexpr int64_t kMostGroups = 64;
+constexpr int64_t kLeastOfGroup = 512;
 
 template <typename T>
 class EdgeProgram {
@@ -43,7 +44,7 @@ class EdgeProgram {
         layout_(code, sizeof(A), is_half<T>),
         schedule_(make_schedule(graph)),
         num_tasks_(static_cast<int64_t>(schedule_.tasks.size())),
-        num_groups_(groups(code, num_tasks_)),
+        num_groups_(groups(code, num_tasks_, graph.num_entries)),
         piece_entries_(schedule_.num_pieces) {
     for (int64_t r = 0; r < code.num_reductions; ++r) {
       const EdgeReduction& reduction = code.reductions[r];
@@ -132,9 +133,10 @@ class EdgeProgram {
   }
 
   // Tasks that add to the same sums of outer products, one after the other. Of few such sums all
-  // are in memory at once.
-  static int64_t groups(const EdgeCode& code, int64_t num_tasks) {
-    return code.has_outer() ? std::min(num_tasks, kMostGroups) : num_tasks;
+  // are in memory at once, where there are few edges no more than their rows take.
+  static int64_t groups(const EdgeCode& code, int64_t num_tasks, int64_t num_entries) {
+    if (!code.has_outer()) return num_tasks;
+    return std::min({num_tasks, kMostGroups, num_entries / kLeastOfGroup + 1});
   }
 
   void run_group(int64_t group, Work& own) {
