@@ -189,10 +189,10 @@ def test_rows_behind_the_last_edge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A sampler's leaves are not multiplied, forward and backward."""
-    conv = layer(5, 7, aggr=reduce, bias=has_bias, flow=flow)
+    conv = layer(12, 7, aggr=reduce, bias=has_bias, flow=flow)
     edges = random_edges(11, 6, 40)  # to the first six of eleven nodes
     edges = edges if flow == "source_to_target" else edges.flip(0)
-    assert_same(conv, arguments(torch.randn(11, 5), edges))
+    assert_same(conv, arguments(torch.randn(11, 12), edges))
     rows: list[int] = []
     multiply = layers_linear._multiply
 
@@ -202,7 +202,7 @@ def test_rows_behind_the_last_edge(
 
     monkeypatch.setattr(layers_linear, "_multiply", counted)
     with fastgraph.enabled(min_edges=0):
-        conv(torch.randn(11, 5), edges)
+        conv(torch.randn(11, 12), edges)
     assert rows == [6, 11]  # and what nodes have of their own
 
 

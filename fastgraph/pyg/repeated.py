@@ -166,8 +166,7 @@ class Repeatable:
         # All questions of a plan that are of numbers of nodes and edges.
         num_edges, traced = edge_index.shape[1], outcome.traced
         if (
-            num_edges == 0
-            or max(sizes.num_in, sizes.num_out, num_edges) > MAX_INDEX
+            max(sizes.num_in, sizes.num_out, num_edges) > MAX_INDEX
             or are_too_few(PROGRAM, num_edges)
             or too_few_edges(num_edges) is not None
             or outcome.work.is_too_little(num_edges)

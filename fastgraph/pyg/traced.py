@@ -259,8 +259,6 @@ def _plan(
         return found
     (num_in, num_out, tensors, _), message = found
     num_edges = edge_index.shape[1]
-    if num_edges == 0:  # of no edges upstream's message may raise, as `view` does of no elements
-        return TOO_SMALL
     transpose = module.flow == "target_to_source"
     make_lazy_weights(module, arguments)
     known = KNOWN.get(message.key, module)

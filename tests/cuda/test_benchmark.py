@@ -454,7 +454,7 @@ class Competing(CpuBackend):
 def test_kernels_that_compete_are_in_the_row(
     computed: Computed, layer: str, dtype: torch.dtype, calls: list[str]
 ) -> None:
-    rows = computed(layer, dtype)
+    rows = computed(layer, dtype, width=16)
     assert "kernels" not in rows["ours"]
     kernels = rows["ours-measured"]["kernels"]
     assert len(kernels) == len(calls) and all(map(str.endswith, kernels, calls))

@@ -19,13 +19,13 @@ from tests.wanted import PRODUCTS
 EDGES = random_edges(12, 12, 40)
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "GCN": lambda: GCNConv(4, 4),
-    "SAGE": lambda: SAGEConv(4, 4),
-    "SAGE max": lambda: SAGEConv(4, 4, aggr="max"),
-    "GIN": lambda: GINConv(nn.Linear(4, 4)),
-    "GAT": lambda: GATConv(4, 4),
-    "GATv2": lambda: GATv2Conv(4, 4),
-    "Transformer": lambda: TransformerConv(4, 4),
+    "GCN": lambda: GCNConv(16, 16),
+    "SAGE": lambda: SAGEConv(16, 16),
+    "SAGE max": lambda: SAGEConv(16, 16, aggr="max"),
+    "GIN": lambda: GINConv(nn.Linear(16, 16)),
+    "GAT": lambda: GATConv(16, 16),
+    "GATv2": lambda: GATv2Conv(16, 16),
+    "Transformer": lambda: TransformerConv(16, 16),
 }
 
 
@@ -47,7 +47,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_step_takes_no_more(name: str, passes: Counter[str]) -> None:
     torch.manual_seed(0)
     conv = LAYERS[name]()
-    x = torch.randn(12, 4, requires_grad=True)
+    x = torch.randn(12, 16, requires_grad=True)
 
     def work(layer: Any) -> tuple[Tensor, Counter[str], int]:
         def step() -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import FeaStConv
 
 import fastgraph
 from tests.pyg.traced_layers import (
@@ -369,23 +368,3 @@ def test_classes_that_are_left_to_upstream() -> None:
     for cls, reason in reasons.items():
         assert refused(cls().double(), x, EDGES) == reason
     routed(WithIdleSize().double(), x)
-
-
-class Towers(Scaled):
-    """Its message raises where there are no edges, as torch cannot tell the last dimension."""
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return (x_j.sin() * x_i).view(x_j.size(0), 2, -1).tanh().sum(dim=1)
-
-
-@pytest.mark.parametrize("make", [Towers, lambda: FeaStConv(CHANNELS, 5, 3, add_self_loops=False)])
-def test_graphs_without_edges(make: Any) -> None:
-    layer, none = make().double(), EDGES[:, :0]
-    with pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements") as expected:
-        layer(x64(), none)
-    with fastgraph.enabled(min_edges=0, strict=True):
-        for _ in range(2):  # a second call like the first is not planned again
-            layer(x64(), EDGES)
-        with pytest.raises(RuntimeError) as found:
-            layer(x64(), none)
-    assert str(found.value) == str(expected.value)

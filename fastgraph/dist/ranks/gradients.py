@@ -33,10 +33,10 @@ _MOVES = frozenset(
     f"{name}Backward0"
     for name in (
         *("Cat", "Permute", "Select", "Slice", "Split", "Stack", "T", "Transpose", "Unbind"),
-        *("Unsqueeze", "View", "Add"),
+        *("Unsqueeze", "View"),
     )
 )
-"""Autograd nodes that move elements, or add them with numbers for factors.
+"""Autograd nodes that move elements and compute nothing.
 
 Their backward pass needs no tensor but the gradient, so that it can run twice: without the gradient
 in the pass at whose end that gradient is summed, then with it.
@@ -80,7 +80,7 @@ def may_wait(x: Tensor) -> bool:
     node = x.grad_fn
     if x.is_leaf or node is None:
         return x.is_leaf
-    return node.name() in _MOVES and all(leaf.name() == _LEAF for leaf in _ends(node))
+    return node.name() in _MOVES and all(leaf.name() == _LEAF for leaf in _following(node))
 
 
 def waits(x: Tensor, node: Node, grad: Tensor) -> bool:
@@ -123,7 +123,7 @@ def _can_wait(x: Tensor, node: Node, grad: Tensor) -> bool:
         return False
     if not is_small(grad) or _is_watched(x):
         return False
-    leaves = [node] if x.is_leaf else _ends(node)
+    leaves = [node] if x.is_leaf else _following(node)
     return all(_can_have_its_gradient_later(leaf) for leaf in leaves)
 
 
@@ -132,12 +132,9 @@ def _can_have_its_gradient_later(leaf: Leaf) -> bool:
     return x.requires_grad and not _is_watched(x) and _accumulates(leaf)
 
 
-def _ends(node: Node) -> list[Node]:
-    """The nodes that get the gradients of a node, behind those that move elements."""
-    found = []
-    for following in (following for following, _ in node.next_functions if following is not None):
-        found += _ends(following) if following.name() in _MOVES else [following]
-    return found
+def _following(node: Node) -> list[Node]:
+    """The nodes of autograd that a node gives its gradients to."""
+    return [following for following, _ in node.next_functions if following is not None]
 
 
 def _is_watched(x: Tensor) -> bool:
