@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fastgraph
 from fastgraph.routing.sizes import TOO_SMALL, Least
+from fastgraph.settings import Settings
 from tests.dgl.graphs import dgl
 
 dglnn = pytest.importorskip("dgl.nn.pytorch")
@@ -374,6 +375,7 @@ def test_a_new_graph_tells_its_size_without_its_library(monkeypatch: pytest.Monk
         raise AssertionError("DGL's library was asked")
 
     monkeypatch.setattr(index_objects, "_MAY_BE_ON_GPU", False)
+    monkeypatch.setattr(index_objects, "current", Settings)  # whatever others have set
     g = graph(60)
     for name in ("ctx", "metagraph"):
         monkeypatch.setattr(HeteroGraphIndex, name, property(asked))
@@ -390,6 +392,7 @@ def test_facts_of_a_graph_are_those_of_its_library(
     may_be_on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_objects, "_MAY_BE_ON_GPU", may_be_on_gpu)
+    monkeypatch.setattr(index_objects, "current", Settings)  # whatever others have set
     edges = torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2])
     grown, shrunk = dgl.graph(edges), dgl.graph(edges)
     grown.add_edges(2, 0)
