@@ -93,6 +93,7 @@ def rows_at_peak(layer: nn.Module, x: Tensor, edge_index: Tensor) -> float:
             gc.enable()
 
 
+@pytest.mark.repeats  # of kernels: the emulator would take minutes for so many nodes
 @pytest.mark.parametrize(
     ("make", "most"),
     [
