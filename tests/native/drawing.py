@@ -209,3 +209,12 @@ def assert_near(actual: Tensor, expected: Tensor, magnitude: float, what: str) -
     bound = 2 * torch.finfo(actual.dtype).eps * expected.abs() + eps * (largest + magnitude)
     error = (actual.double() - expected).abs()
     assert bool((error <= bound).all()), f"{what}: got {actual}, expected {expected}"
+
+
+def assert_all_near(
+    found: dict[str, Tensor | None], expected: dict[str, Tensor], magnitude: float
+) -> None:
+    """The same of all results that there are, by name."""
+    for name, tensor in found.items():
+        if tensor is not None:
+            assert_near(tensor, expected[name], magnitude, name)
