@@ -348,8 +348,9 @@ def laid_out(x: Tensor) -> Tensor:
     """Features ``[n, heads, k]`` for an operator, which would copy those whose heads stand last.
 
     They are copied once for both passes, and their gradient has heads last, as leaves want it.
+    Anything else is returned as it is.
     """
-    if x.nbytes < LARGE or x.is_contiguous() or is_defined_by(x):
+    if x.dim() != 3 or x.nbytes < LARGE or x.is_contiguous() or is_defined_by(x):
         return x
     if not (x.requires_grad and torch.is_grad_enabled()):
         return contiguous(x)
@@ -378,7 +379,8 @@ def scaled(
     for factor in factors:
         of_rows = factor.value(pattern, place, is_after=is_after).reshape(x.shape[0], -1, 1)
         has_gradient = torch.is_grad_enabled() and (x.requires_grad or of_rows.requires_grad)
-        if has_gradient or is_defined_by(x, of_rows) or x.shape[1] < of_rows.shape[1]:
+        is_of_one_head = x.shape[1] < of_rows.shape[1]  # the product is of as many as factors are
+        if has_gradient or is_of_one_head or is_defined_by(x, of_rows):
             x = x * of_rows
         else:
             x = torch.mul(x, of_rows, out=new_rows(x, x.shape))

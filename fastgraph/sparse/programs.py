@@ -175,7 +175,7 @@ class Message:
         )
         (out,) = ops.edge_program(
             _program(facts, output),
-            {name: _laid_out(tensor) for name, (_, tensor) in self.operands.items()},
+            {name: laid_out(tensor) for name, (_, tensor) in self.operands.items()},
             index,
             ptr=ptr,
             num_in=num_in,
@@ -188,10 +188,6 @@ class Message:
 def _flat(of_nodes: Tensor) -> Tensor:
     """Channels ``[n, channels, heads]`` in the order of programs; all else as it is."""
     return of_nodes.transpose(1, 2) if of_nodes.dim() == 3 else of_nodes
-
-
-def _laid_out(operand: Tensor) -> Tensor:
-    return laid_out(operand) if operand.dim() == 3 else operand
 
 
 def _as_tree(given: Any) -> Tree:
