@@ -112,6 +112,9 @@ class Bench:
         with _side("ours"):
             step.forward()
             multiplied = multiplications(layer)
+        with fastgraph.enabled(), recording() as status:
+            step.forward()
+            is_usual = not any(row.fell_back for row in status.rows)
         return {
             "graph": self._graph,
             "nodes": data.num_nodes,
@@ -120,6 +123,7 @@ class Bench:
             "configuration": name,
             "part": part,
             "programs": programs,
+            "routed_by_default": is_usual,
             "products": has_products(name),
             "multiplications": multiplied,
             "product_gflops": product_gflops(),

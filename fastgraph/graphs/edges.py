@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import MAX_INDEX, Graph, normal_mode
-from fastgraph.graphs.memo import MEMO, remembered, tensor_key
+from fastgraph.graphs.memo import MEMO, bound_of, remembered, tensor_key
+from fastgraph.graphs.repeats import REPEATS
+from fastgraph.graphs.witness import Checksum
+from fastgraph.machine import native
 from fastgraph.machine.capture import refuse_to_capture
 from fastgraph.plugins.refusal import Refusal
 
@@ -114,10 +117,25 @@ def graph_of(
         return _build(index, ptr, num_src, num_dst, self_loops)
     key = _key(index, ptr, num_src, num_dst, self_loops)
     graph: Graph | None = MEMO.get(key, index, ptr)
-    if graph is None:
-        graph = _build(index, ptr, num_src, num_dst, self_loops)
-        MEMO.put(key, graph, index, ptr)
+    if graph is not None:
+        return graph
+    if ptr is None and index.is_cpu and index.dim() == 2 and native.is_available():
+        checksum = Checksum([index])
+        content = checksum.value, index.shape, num_src, num_dst, self_loops
+        graph = REPEATS.find(content, index)
+        if graph is None:
+            graph = _build(index, None, num_src, num_dst, self_loops)
+            REPEATS.add(content, index, graph, bound_of_repeats())
+        MEMO.put(key, graph, index, checksum=checksum)
+        return graph
+    graph = _build(index, ptr, num_src, num_dst, self_loops)
+    MEMO.put(key, graph, index, ptr)
     return graph
+
+
+def bound_of_repeats() -> int:
+    """Bytes for graphs whose tensors may be gone: a small part of what is cached."""
+    return bound_of(-1) // 16
 
 
 def _key(

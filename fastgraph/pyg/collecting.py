@@ -60,6 +60,13 @@ def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] 
     num_edges, device = shape[1], edge_index.device
     found: list[object] = [shape[0], edge_index.dtype, device]
     for name, value in arguments.items():
+        if name == "size" and value is not None:
+            if type(value) is not tuple and type(value) is not list:
+                return None
+            if not all(part is None or type(part) is int for part in value):
+                return None
+            found += name, *[part is None for part in value]
+            continue
         parts = (value,)
         if type(value) is tuple:
             parts = value
@@ -74,7 +81,7 @@ def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] 
                 count = len(shape)  # part of a shape takes longer to get than all of it
                 found += count, part.dtype, shape[1] if count == 2 else shape[1:]
                 found.append(count > 0 and shape[0] == num_edges)
-            elif kind in PLAIN and name != "size":
+            elif kind in PLAIN:
                 found.append(frozen(part))
             elif part is None:
                 found.append(None)
@@ -138,7 +145,8 @@ class Kept:
         for name, expected in self.shapes:
             if tensors[name].shape != expected:
                 return None
-        sizes: list[Any] = [None, None]
+        size = arguments.get("size")
+        sizes: list[Any] = [None, None] if size is None else list(size)
         for end, key, position in self.ends:
             value = arguments[key]
             count = (value if position is None else value[position]).shape[0]
@@ -151,7 +159,9 @@ class Kept:
             num_in if num_out is None else num_out,
             num_out if num_in is None else num_in,
         )
-        return None if num_out is None else Collected(num_in, num_out, tensors, self.described)
+        if num_out is None or min(num_in, num_out) < 0:
+            return None
+        return Collected(num_in, num_out, tensors, self.described)
 
 
 def collect(

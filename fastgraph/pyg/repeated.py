@@ -220,7 +220,7 @@ def _is_as_described(value: Any, described: object) -> bool:
             and len(value) == len(described)
             and all(map(_is_as_described, value, described))
         )
-    return value is described
+    return value is described or (kind is int and type(described) is int and value == described)
 
 
 _LAST: dict[int, tuple[ref[MessagePassing], Repeatable]] = {}
