@@ -208,6 +208,24 @@ def test_what_follows_does_not_depend_on_the_cache() -> None:
     assert torch.equal(outs[0].nan_to_num(), outs[1].nan_to_num())
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_without_edges_are_not_multiplied_where_all_edges_are_grouped(threads: int) -> None:
+    num_nodes, num_edges = 10_000, 140_000
+    index = torch.stack([torch.randint(num_nodes, (num_edges,)), torch.randint(5, (num_edges,))])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    conv = GraphConv(8, 128)
+    with torch.no_grad():
+        conv.lin_rel.weight[0] = float("inf")
+    try:
+        with fastgraph.enabled():
+            outs = [conv(torch.ones(num_nodes, 8), index) for _ in range(2)]
+    finally:
+        torch.set_num_threads(before)
+    assert not outs[0].isnan().any()  # 0 times infinity, as of PyG, were it computed
+    assert torch.equal(outs[0], outs[1])
+
+
 def test_other_backends_do_without() -> None:
     assert REGISTRY.companion("spmm_coo", "spmm", torch.float32) is not None
     with fastgraph.enabled(backend="reference"):
