@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What all results say together.
+    """All results together, of each cell the newest.
 
     Attributes:
         ratios: how many times faster ours is, of each cell in the newest result that has it.

@@ -149,7 +149,7 @@ class _InverseDegrees:
         self._latest: tuple[object, StorageWeakRef, Checksum, Tensor] | None = None
 
     def keep(self, nodes: Tensor, made: Tensor, dtype: torch.dtype) -> None:
-        """What a mean of features of this dtype has made for these nodes, ``[E]``."""
+        """Take down what a mean of features of this dtype has made for these nodes, ``[E]``."""
         if not nodes.is_inference():
             storage, key = StorageWeakRef(nodes.untyped_storage()), tensor_key(nodes)
             self._latest = (key, len(made), dtype), storage, Checksum([nodes]), made

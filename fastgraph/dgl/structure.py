@@ -160,7 +160,7 @@ def _held(found: Grouped) -> list[Tensor]:
 
 
 def _counted(nodes: Tensor, size: int) -> Tensor:
-    """How often each of ``size`` nodes is among some, int64 ``[size]``."""
+    """The times that each of ``size`` nodes is among some, int64 ``[size]``."""
     if nodes.dtype != torch.int64:
         return torch.bincount(nodes, minlength=size)
     # `bincount` looks for the least and the greatest first, which takes a third of its time.
