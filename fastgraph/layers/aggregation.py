@@ -30,6 +30,7 @@ from fastgraph.ops.spmm_coo import (
     coo_kernel,
     is_early_use,
     most_channels,
+    most_channels_ever,
 )
 from fastgraph.plugins.refusal import Refusal
 
@@ -144,7 +145,8 @@ class Aggregation(NamedTuple):
         known = self.known
         if not isinstance(known, KnownGraph) or self.node_dim != 0 or not self.x.is_cpu:
             return self.num_out
-        if self._has_coo_kernel(FEW):
+        most = most_channels_ever(self.edges.index, transpose=self.edges.transpose)
+        if self._has_coo_kernel(most):
             return self.num_out
         return known.graph.count_rows(transpose=self.edges.transpose)
 
