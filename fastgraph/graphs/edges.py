@@ -28,6 +28,9 @@ from fastgraph.plugins.refusal import Refusal
 # Graphs by the ``id`` of CSR tensors that they hold: unique as long as these live.
 _BY_OWN_INDEX: WeakValueDictionary[tuple[int, ...], Graph] = WeakValueDictionary()
 
+_OWN = "_fastgraph_own"
+"""An attribute of these tensors."""
+
 
 Result = TypeVar("Result")
 
@@ -252,6 +255,19 @@ def caller_index_of(index: Tensor) -> Tensor | None:
     return None if caller_index is None or caller_index.is_inference() else caller_index
 
 
+def as_saved(index: Tensor, ptr: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The index tensors of an operator as its autograd node saves them: views of the same memory.
+
+    ``index.data = other`` puts other memory behind a tensor, of which torch counts no edit. The
+    views keep what the forward pass saw, as those of rows do that upstream saves, and count edits
+    in place as the tensor does. Those of a graph of ours nobody else has; they are found by
+    identity.
+    """
+    if torch.compiler.is_compiling() or type(index) is not Tensor or _OWN in vars(index):
+        return index, ptr
+    return index.detach(), None if ptr is None else ptr.detach()
+
+
 class DerivedIndex(NamedTuple):
     """Edges that operators take, and the caller's tensors that upstream saves in their place.
 
@@ -317,6 +333,7 @@ def named_by_itself(graph: Graph) -> Graph:
 def _name(graph: Graph, index: Tensor) -> None:
     ptr = graph.by_destination.ptr
     graph.names += index, ptr
+    setattr(index, _OWN, True)
     _BY_OWN_INDEX[id(index), id(ptr), graph.num_src, graph.num_dst] = graph
 
 

@@ -19,6 +19,7 @@ from fastgraph.graphs.edges import (
     unless_out_of_range,
 )
 from fastgraph.graphs.memo import is_recording
+from fastgraph.machine.memory import as_it_is
 from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
 from fastgraph.ops.spmm_coo import (
@@ -119,7 +120,7 @@ class Aggregation(NamedTuple):
         out = operator(
             self._rows_to_keep(),
             self.edges.index,
-            self.weight,
+            self._weight_to_keep(),
             ptr=self.edges.ptr,
             num_out=self.num_out,
             reduce=self.reduce,
@@ -166,6 +167,14 @@ class Aggregation(NamedTuple):
         if torch.compiler.is_compiling() or is_defined_by(rows):
             return rows  # graphs of compilers know no edits
         return rows.clone()
+
+    def _weight_to_keep(self) -> Tensor | None:
+        """The weights, as a view where the operator keeps them for the gradient of features.
+
+        Upstream keeps a view, too.
+        """
+        weight = self.weight
+        return weight if weight is None or not self.x.requires_grad else as_it_is(weight)
 
     def _placed(self, out: Tensor) -> Tensor:
         if self.node_dim == 0:

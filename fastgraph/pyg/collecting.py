@@ -52,7 +52,7 @@ class Collected(NamedTuple):
 
 def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] | None:
     """A key that calls share whose arguments are found in the same way; ``None`` if none does."""
-    if type(edge_index) is not Tensor:
+    if type(edge_index) is not Tensor or edge_index.is_nested:
         return None
     shape = edge_index.shape
     if len(shape) != 2 or edge_index.layout is not torch.strided:
@@ -75,7 +75,7 @@ def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] 
         for part in parts:
             kind = type(part)
             if kind is Tensor or kind is Parameter:
-                if part.device != device or part.layout is not torch.strided:
+                if part.is_nested or part.device != device or part.layout is not torch.strided:
                     return None
                 shape = part.shape
                 count = len(shape)  # part of a shape takes longer to get than all of it
@@ -203,7 +203,7 @@ def collect(
                 return found
             value = found
         if isinstance(value, Tensor):
-            if value.layout is not torch.strided:
+            if value.layout is not torch.strided or value.is_nested:
                 return Refusal(f"{key} is not a dense tensor")
             tensors[name] = value
             described.append((name, place_of(name, value, num_edges, is_lifted)))
@@ -258,7 +258,7 @@ def _lifted(
     for number, part in parts:
         if part is None:
             continue
-        if not isinstance(part, Tensor) or part.dim() == 0:
+        if not isinstance(part, Tensor) or part.is_nested or part.dim() == 0:
             return Refusal(f"{name} is of a {type(part).__name__}, not of a tensor of nodes")
         if node_dim != 0 and node_dim != -part.dim():
             return Refusal(f"features of {part.dim()} dimensions with node_dim={node_dim}")
