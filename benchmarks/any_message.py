@@ -1,4 +1,4 @@
-"""PyG's layers in their usual configurations, with and without fastgraph: both passes, and memory.
+"""Layers in their usual configurations, with and without fastgraph: both passes, and memory.
 
     FASTGRAPH_DATA=... PYTHONPATH=. python benchmarks/any_message.py [--graphs ...] [--layers ...]
 
@@ -32,6 +32,7 @@ PARTS = ("layer", "propagate")
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graphs", default=",".join(GRAPHS), show_default=True)
 @click.option("--channels", default="64,128", show_default=True)
+@click.option("--library", type=click.Choice(["pyg", "dgl"]), default="pyg", show_default=True)
 @click.option("--layers", help="Separated by commas and semicolons. Default: edge programs.")
 @click.option("--every", is_flag=True, help="Also layers that are computed by other operators.")
 @click.option("--parts", default=",".join(PARTS), show_default=True)
@@ -41,6 +42,7 @@ PARTS = ("layer", "propagate")
 def main(
     graphs: str,
     channels: str,
+    library: str,
     layers: str | None,
     every: bool,
     parts: str,
@@ -50,13 +52,18 @@ def main(
 ) -> None:
     import torch
 
+    if library == "dgl":
+        import fastgraph.dgl
+
+        fastgraph.dgl.fix_import()
+
     from measure.machine import machine_facts
     from measure.message_cells import Bench, configurations
     from measure.message_report import markdown
 
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    names = layers.split(";") if layers else list(configurations())
+    names = layers.split(";") if layers else list(configurations(library))
     kept = Record(record or RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-any-message-graphs.jsonl")
     kept.mend()
     cells = {_place(cell): cell for cell in kept.lines("cell")}
@@ -64,7 +71,7 @@ def main(
     end = time.monotonic() + (float("inf") if budget is None else budget)
     for graph in graphs.split(","):
         for width in map(int, channels.split(",")):
-            bench = Bench(graph, width, seconds)
+            bench = Bench(graph, width, seconds, library)
             for name in names:
                 for part in parts.split(","):
                     if (graph, width, name, part) in cells or time.monotonic() > end:

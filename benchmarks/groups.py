@@ -56,6 +56,7 @@ def measure(operation: str, index: Any, groups: int, channels: int, training: bo
     from torch_geometric import utils
 
     import fastgraph
+    from fastgraph.graphs.repeats import REPEATS
     from fastgraph.routing.sizes import is_too_little_of_groups
     from measure.turns import Effort, Side
     from measure.turns import measure as beside
@@ -76,6 +77,7 @@ def measure(operation: str, index: Any, groups: int, channels: int, training: bo
             torch.autograd.grad(out, x, grad)
 
     def renew() -> None:
+        REPEATS.clear()
         given[0] = index.clone()
 
     def enabled() -> Any:

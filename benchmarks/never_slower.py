@@ -65,6 +65,8 @@ def _known(names: tuple[str, ...], known: tuple[str, ...], option: str) -> tuple
 @click.option("--quick", is_flag=True, help="Few rounds, short turns.")
 @click.option("--again", is_flag=True, help="Measure what the record has below 0.95 once more.")
 @click.option("--lost", is_flag=True, help="Only cells below 0.95 in the newest result with them.")
+@click.option("--missing", is_flag=True, help="Only cells that no result has.")
+@click.option("--totals", is_flag=True, help="Only count what the newest results have of cells.")
 def main(
     library: str,
     graphs: str | None,
@@ -78,6 +80,8 @@ def main(
     quick: bool,
     again: bool,
     lost: bool,
+    missing: bool,
+    totals: bool,
 ) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when DGL is loaded
     if library == "dgl":
@@ -94,7 +98,7 @@ def main(
     from fastgraph.routing.switch import SWITCH
     from measure.machine import limit_memory, machine_facts
     from measure.modes import INDICES, MODES
-    from measure.ratios import Cell, Row, Table, lost_in
+    from measure.ratios import Cell, Known, Row, Table
     from measure.shapes import SHAPES
     from measure.turns import Effort
 
@@ -109,9 +113,14 @@ def main(
         for mode in _names(modes, MODES, "--modes")
         for kind in _names(index, INDICES, "--index")
     ]
+    before = Known.in_results(RESULTS)
     if lost:
-        lost_before = lost_in(RESULTS)
-        chosen = [cell for cell in chosen if cell in lost_before]
+        chosen = [cell for cell in chosen if cell in before.lost]
+    if missing:
+        chosen = [cell for cell in chosen if cell not in before.ratios.keys() | before.others]
+    if totals:
+        click.echo("\n".join(before.totals(chosen)))
+        return
     kept = Record(record or RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-never-slower.jsonl")
     kept.mend()
     rows = {row.cell: row for row in map(Row.from_json, kept.lines("row"))}

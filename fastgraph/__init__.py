@@ -111,9 +111,11 @@ def clear_cache() -> None:
     replayed any more.
     """
     from fastgraph.graphs.memo import MEMO
+    from fastgraph.graphs.repeats import REPEATS
     from fastgraph.machine.memory import POOL
 
     MEMO.clear()
+    REPEATS.clear()
     POOL.clear()
 
 

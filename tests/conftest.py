@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fastgraph
 from fastgraph import Graph
+from fastgraph.graphs.repeats import REPEATS
 from fastgraph.layers.aggregation import Aggregation
 from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
@@ -183,9 +184,10 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def leave_nothing_enabled() -> Iterator[None]:
-    """Every test starts and ends with upstream's own code in place and an empty status."""
+    """Every test starts and ends with upstream's own code, no status and no graphs of others."""
     fastgraph.disable()
     fastgraph.status().reset()
+    REPEATS.clear()
     yield
     fastgraph.disable()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 
 from fastgraph.graphs.memo import MEMO
 from fastgraph.layers import constant
+from fastgraph.machine import forks
 from fastgraph.machine.forks import lock_across_forks
 from fastgraph.machine.memory import POOL
+from fastgraph.profiling.profile import Profile
 from fastgraph.pyg.traced import KNOWN
 from fastgraph.routing import observing, status
 from fastgraph.routing.switch import SWITCH
@@ -60,6 +64,37 @@ def test_a_thread_forks_while_it_holds_a_lock() -> None:
     lock = lock_across_forks()
     with lock:
         assert _exit_code(lambda: 0 if lock.acquire(timeout=1) else 1) == 0
+
+
+def test_a_profile_leaves_nothing_behind() -> None:
+    """Whoever takes many in one process does not make its forks slower."""
+    gc.collect()
+    before = len(forks._LOCKS)
+    kept = [Profile() for _ in range(10)]
+    assert len(forks._LOCKS) == before + 10
+    lock = weakref.ref(kept[0]._lock)
+    del kept
+    gc.collect()
+    assert lock() is None and len(forks._LOCKS) == before
+
+
+def test_locks_are_taken_from_the_latest_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    class Lock:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def acquire(self) -> None:
+            taken.append(self.name)
+
+        def release(self) -> None:
+            taken.append(f"not {self.name}")
+
+    locks = [Lock("first"), Lock("second")]
+    monkeypatch.setattr(forks, "_LOCKS", dict(enumerate(locks)))
+    assert _exit_code(lambda: 0 if len(taken) == 4 else 1) == 0
+    assert taken[:2] == ["second", "first"] and len(taken) == 4
 
 
 def test_every_lock_is_one_that_forks_wait_for() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastgraph.graphs.repeats import REPEATS
 from measure.graphs import GraphData
 from measure.layers import LayerCase, linear_modules, without_linear
 from measure.routing import (
@@ -55,7 +56,8 @@ class Run:
         layer: the layer; ``forward`` is what runs, compiled or not.
         x: leaf features that require a gradient.
         adjacency: what the user passes.
-        fresh: pass a new copy of ``adjacency`` at each step; making it is not timed.
+        fresh: pass a new copy of ``adjacency`` at each step, as if none had been seen before;
+            making it is not timed.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Run:
         self.x.grad = None
         self.layer.zero_grad(set_to_none=True)
         if self._fresh:
+            REPEATS.clear()
             self._adjacency = self._original.clone()
 
     def step(self) -> None:

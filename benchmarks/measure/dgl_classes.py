@@ -10,6 +10,7 @@ import torch
 from dgl import nn as dglnn
 from torch import Tensor, nn
 
+from fastgraph.graphs.repeats import REPEATS
 from measure.given import EDGE_FEATURES, heads_of
 from measure.graphs import GraphData
 
@@ -113,6 +114,7 @@ class Case:
 
     def fresh(self) -> Any:
         """The graph, as if it were seen for the first time."""
+        REPEATS.clear()
         source, destination = self._data.edge_index
         return dgl.graph((source, destination), num_nodes=self._data.num_nodes)
 

@@ -17,7 +17,9 @@ _DELTA = 2.5
 
 
 def graph_of(given: Given) -> Any:
-    """The edges as a DGL graph, with one self-loop at every node."""
+    """The edges as a DGL graph, with a self-loop at every node: that which calls share, or new."""
+    if given.graph is not None:
+        return given.graph
     source, destination = given.edges
     graph = dgl.graph((source, destination), num_nodes=given.num_nodes)
     return dgl.add_self_loop(dgl.remove_self_loop(graph))

@@ -32,6 +32,7 @@ class Given:
 
     Attributes:
         leaves: by name, what ``values`` has made so far.
+        graph: of DGL, where calls share one.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Given:
         self.channels = channels
         self.num_targets = num_targets
         self.leaves: dict[str, Tensor] = {}
+        self.graph: Any = None
         self._values = values or normal
 
     def _made(self, name: str, *shape: int) -> Tensor:

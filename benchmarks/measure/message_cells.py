@@ -47,8 +47,13 @@ _SHORT = 0.05
 """Seconds. A pass that takes less is timed behind another one, as a program switches sides once."""
 
 
-def configurations() -> dict[str, Usual]:
-    """All of PyG's, by name."""
+def configurations(library: str = "pyg") -> dict[str, Usual]:
+    """All of a library's, ``"pyg"`` or ``"dgl"``, by name."""
+    if library == "dgl":
+        from measure.dgl_usual import LAYERS
+
+        # It frees its input, and raises where gradients are asked for by `torch.autograd.grad`.
+        return {name: usual for name, usual in LAYERS.items() if name != "GroupRevRes"}
     return {**CONVS, **AGGREGATIONS, **POOLING, **MODELS}
 
 
@@ -78,10 +83,12 @@ class Bench:
         graph: its name.
         channels: of nodes.
         seconds: how long a cell is measured, but for its first rounds.
+        library: whose layers are measured.
     """
 
-    def __init__(self, graph: str, channels: int, seconds: float) -> None:
+    def __init__(self, graph: str, channels: int, seconds: float, library: str = "pyg") -> None:
         self._graph, self._channels, self._seconds = graph, channels, seconds
+        self._library = library
         self._data: GraphData | None = None
 
     def least_memory(self, name: str) -> int:
@@ -102,16 +109,20 @@ class Bench:
         Returns:
             The cell; ``None`` where it is left out, not routed as a whole, or lacks a package.
         """
-        config = configurations()[name]
-        programs = computed_by_programs(name)
+        config = configurations(self._library)[name]
+        programs = computed_by_programs(name, self._library)
         if programs is None or (not programs and (of_programs or part == "propagate")):
             return None
         data = self._graph_data()
-        step, layer = _made(config, data, self._channels, alone=part == "propagate")
+        alone, is_dgl = part == "propagate", self._library == "dgl"
+        step, layer = _made(config, data, self._channels, alone=alone, is_dgl=is_dgl)
         memory, difference = _first(step)
         with _side("ours"):
             step.forward()
             multiplied = multiplications(layer)
+        with fastgraph.enabled(), recording() as status:
+            step.forward()
+            is_usual = not any(row.fell_back for row in status.rows)
         return {
             "graph": self._graph,
             "nodes": data.num_nodes,
@@ -119,8 +130,10 @@ class Bench:
             "channels": self._channels,
             "configuration": name,
             "part": part,
+            "library": self._library,
             "programs": programs,
-            "products": has_products(name),
+            "routed_by_default": is_usual,
+            "products": has_products(name, self._library),
             "multiplications": multiplied,
             "product_gflops": product_gflops(),
             "times": self._times(step),
@@ -169,9 +182,9 @@ def _side(name: str) -> Iterator[None]:
 
 
 @functools.cache
-def computed_by_programs(name: str) -> bool | None:
+def computed_by_programs(name: str, library: str = "pyg") -> bool | None:
     """True if a configuration is computed by edge programs alone, ``None`` if not all is routed."""
-    config = configurations()[name]
+    config = configurations(library)[name]
     given = Given(at_random("example", 30, 200), 16)
     with fastgraph.enabled(min_edges=0), warnings.catch_warnings(), recording() as status:
         warnings.simplefilter("ignore")
@@ -185,9 +198,9 @@ def computed_by_programs(name: str) -> bool | None:
 
 
 @functools.cache
-def has_products(name: str) -> bool:
+def has_products(name: str, library: str = "pyg") -> bool:
     """True if a program of a configuration multiplies values of each edge by matrices."""
-    config = configurations()[name]
+    config = configurations(library)[name]
     given = Given(at_random("example", 30, 200), 16)
     with fastgraph.enabled(min_edges=0):
         layer = config.build(given)
@@ -245,7 +258,9 @@ def product_gflops() -> float:
     return 2 * 1024**3 / min(seconds() for _ in range(12)) / 1e9
 
 
-def _made(config: Usual, data: GraphData, channels: int, *, alone: bool) -> tuple[Step, nn.Module]:
+def _made(
+    config: Usual, data: GraphData, channels: int, *, alone: bool, is_dgl: bool = False
+) -> tuple[Step, nn.Module]:
     """The step of a layer, or of its ``propagate`` alone, with a gradient for nodes' features.
 
     And the layer.
@@ -255,6 +270,10 @@ def _made(config: Usual, data: GraphData, channels: int, *, alone: bool) -> tupl
         return normal(shape, name).requires_grad_(name.partition(" ")[0] == "x")
 
     given = Given(data, channels, values=values)
+    if is_dgl:
+        from measure.dgl_usual import graph_of
+
+        given.graph = graph_of(given)  # which is known, as PyG's edges are
     torch.manual_seed(0)
     layer = config.build(given)
     if alone:

@@ -11,6 +11,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
+from fastgraph.graphs.repeats import REPEATS
 from measure.given import EDGE_FEATURES, Given, heads_of
 from measure.graphs import GraphData
 from measure.message_cells import computed_by_programs
@@ -124,6 +125,7 @@ class Case:
 
     def fresh(self) -> Tensor:
         """The graph, as if it were seen for the first time."""
+        REPEATS.clear()
         return self._edges.clone()
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -71,21 +72,52 @@ class Row(NamedTuple):
         return self.plain / self.ours
 
 
-def lost_in(folder: Path) -> set[Cell]:
-    """The cells that are below :data:`LOWEST` in the newest result that has them.
+class Known(NamedTuple):
+    """All results together, of each cell the newest.
 
-    Args:
-        folder: of the results that :meth:`Table.write` wrote.
+    Attributes:
+        ratios: how many times faster ours is, of each cell in the newest result that has it.
+        others: cells that ask for nothing, and those that could not be measured.
     """
-    found = [json.loads(path.read_text()) for path in folder.glob("*never-slower*.json")]
-    found.sort(key=lambda results: str(results["machine"]["date"]))
-    size = len(Cell._fields)  # what follows times has changed since the first results
-    ratios = {
-        Cell(*line[:size]): line[size] / line[size + 1]
-        for results in found
-        for line in results["rows"]
-    }
-    return {cell for cell, ratio in ratios.items() if ratio < LOWEST}
+
+    ratios: dict[Cell, float]
+    others: set[Cell]
+
+    @classmethod
+    def in_results(cls, folder: Path) -> Known:
+        """Of a folder of results that :meth:`Table.write` wrote."""
+        found = [json.loads(path.read_text()) for path in folder.glob("*never-slower*.json")]
+        found.sort(key=lambda results: str(results["machine"]["date"]))
+        size = len(Cell._fields)  # what follows times has changed since the first results
+        ratios = {
+            Cell(*line[:size]): line[size] / line[size + 1]
+            for results in found
+            for line in results["rows"]
+        }
+        others = {
+            Cell(*line[:size])
+            for results in found
+            for kind in ("empty", "failed")
+            for line in results.get(kind, ())
+        }
+        return cls(ratios, others - ratios.keys())
+
+    @property
+    def lost(self) -> set[Cell]:
+        """The cells below :data:`LOWEST`."""
+        return {cell for cell, ratio in self.ratios.items() if ratio < LOWEST}
+
+    def totals(self, cells: Sequence[Cell]) -> list[str]:
+        """A table in Markdown: how many of some cells were measured, are below, and are left."""
+        lines = []
+        for graph, group in itertools.groupby(cells, lambda cell: cell.graph):
+            of_graph = list(group)
+            found = [self.ratios[cell] for cell in of_graph if cell in self.ratios]
+            below = sum(ratio < LOWEST for ratio in found)
+            none = sum(cell in self.others for cell in of_graph)
+            left = len(of_graph) - len(found) - none
+            lines.append([graph, *(f"{n:,}" for n in (len(found), below, none, left))])
+        return table(["graph", "measured", f"below {LOWEST}", "nothing to measure", "left"], lines)
 
 
 class Table(NamedTuple):

@@ -29,6 +29,7 @@ from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.weighing import sum_of_heads
+from fastgraph.machine.memory import as_it_is
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -70,7 +71,7 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
     residual = residual_of(module, found.h_dst)
     # `attn_edge` is made in float32, whatever torch's default.
     edge_feat, weight, att_edge, x_src, score_src, score_dst = same_dtype(
-        edge_feat,
+        as_it_is(edge_feat),
         module.fc_edge.weight,
         module.attn_edge[0],
         found.x_src,

@@ -18,6 +18,7 @@ from fastgraph.dgl.relations import (
 )
 from fastgraph.dgl.sizes import RELATIONS, of_layer
 from fastgraph.layers.sums import add_to, first_rows
+from fastgraph.machine.memory import as_it_is
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -83,7 +84,7 @@ def _forward(
     if module.bias:
         h = h + module.h_bias if module.layer_norm else add_to(h, module.h_bias)
     if module.self_loop:
-        h = h + first_rows(x, call.num_dst) @ module.loop_weight
+        h = h + first_rows(as_it_is(x), call.num_dst) @ module.loop_weight
     if module.activation:
         h = module.activation(h)
     out: Tensor = module.dropout(h)

@@ -159,6 +159,14 @@ def _held(found: Grouped) -> list[Tensor]:
     return [tensor for tensor in (rows.col, rows.ptr, rows.edge_id) if tensor is not None]
 
 
+def _counted(nodes: Tensor, size: int) -> Tensor:
+    """The times that each of ``size`` nodes is among some, int64 ``[size]``."""
+    if nodes.dtype != torch.int64:
+        return torch.bincount(nodes, minlength=size)
+    # `bincount` looks for the least and the greatest first, which takes a third of its time.
+    return nodes.new_zeros(size).index_add_(0, nodes, nodes.new_ones(1).expand(len(nodes)))
+
+
 def _receivers(index: Tensor, ptr: Tensor, edge_ids: None) -> Tensor:
     return ptr.diff().nonzero().squeeze(1)
 
@@ -215,7 +223,7 @@ class Ungrouped(Structure):
     def _in_degrees(self) -> Tensor:
         """These are counted once, too, as edges are never grouped where sums are left to DGL."""
         with normal_mode():  # what is kept must serve training as well
-            return torch.bincount(self._ends[1], minlength=self.num_dst)
+            return _counted(self._ends[1], self.num_dst)
 
     @_once
     def out_degrees(self) -> Tensor:
@@ -224,7 +232,7 @@ class Ungrouped(Structure):
         Counted from the edges as they are: they may never be grouped by source.
         """
         with normal_mode():  # what is kept must serve training as well
-            return torch.bincount(self._ends[0], minlength=self.num_src)
+            return _counted(self._ends[0], self.num_src)
 
     @_once
     def index(self) -> Tensor:

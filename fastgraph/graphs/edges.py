@@ -18,12 +18,18 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import MAX_INDEX, Graph, normal_mode
-from fastgraph.graphs.memo import MEMO, remembered, tensor_key
+from fastgraph.graphs.memo import MEMO, bound_of, remembered, tensor_key
+from fastgraph.graphs.repeats import REPEATS
+from fastgraph.graphs.witness import Checksum
+from fastgraph.machine import native
 from fastgraph.machine.capture import refuse_to_capture
 from fastgraph.plugins.refusal import Refusal
 
 # Graphs by the ``id`` of CSR tensors that they hold: unique as long as these live.
 _BY_OWN_INDEX: WeakValueDictionary[tuple[int, ...], Graph] = WeakValueDictionary()
+
+_OWN = "_fastgraph_own"
+"""An attribute of these tensors."""
 
 
 Result = TypeVar("Result")
@@ -114,10 +120,25 @@ def graph_of(
         return _build(index, ptr, num_src, num_dst, self_loops)
     key = _key(index, ptr, num_src, num_dst, self_loops)
     graph: Graph | None = MEMO.get(key, index, ptr)
-    if graph is None:
-        graph = _build(index, ptr, num_src, num_dst, self_loops)
-        MEMO.put(key, graph, index, ptr)
+    if graph is not None:
+        return graph
+    if ptr is None and index.is_cpu and index.dim() == 2 and native.is_available():
+        checksum = Checksum([index])
+        content = checksum.value, index.shape, num_src, num_dst, self_loops
+        graph = REPEATS.find(content, index)
+        if graph is None:
+            graph = _build(index, None, num_src, num_dst, self_loops)
+            REPEATS.add(content, index, graph, bound_of_repeats())
+        MEMO.put(key, graph, index, checksum=checksum)
+        return graph
+    graph = _build(index, ptr, num_src, num_dst, self_loops)
+    MEMO.put(key, graph, index, ptr)
     return graph
+
+
+def bound_of_repeats() -> int:
+    """Bytes for graphs whose tensors may be gone: a small part of what is cached."""
+    return bound_of(-1) // 16
 
 
 def _key(
@@ -234,6 +255,19 @@ def caller_index_of(index: Tensor) -> Tensor | None:
     return None if caller_index is None or caller_index.is_inference() else caller_index
 
 
+def as_saved(index: Tensor, ptr: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The index tensors of an operator as its autograd node saves them: views of the same memory.
+
+    ``index.data = other`` puts other memory behind a tensor, of which torch counts no edit. The
+    views keep what the forward pass saw, as those of rows do that upstream saves, and count edits
+    in place as the tensor does. Those of a graph of ours nobody else has; they are found by
+    identity.
+    """
+    if torch.compiler.is_compiling() or type(index) is not Tensor or _OWN in vars(index):
+        return index, ptr
+    return index.detach(), None if ptr is None else ptr.detach()
+
+
 class DerivedIndex(NamedTuple):
     """Edges that operators take, and the caller's tensors that upstream saves in their place.
 
@@ -299,6 +333,7 @@ def named_by_itself(graph: Graph) -> Graph:
 def _name(graph: Graph, index: Tensor) -> None:
     ptr = graph.by_destination.ptr
     graph.names += index, ptr
+    setattr(index, _OWN, True)
     _BY_OWN_INDEX[id(index), id(ptr), graph.num_src, graph.num_dst] = graph
 
 

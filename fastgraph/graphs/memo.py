@@ -28,7 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph import settings
 from fastgraph.graphs.graph import normal_mode
-from fastgraph.graphs.witness import Guard, StaleGraphError, Witness, witness_of
+from fastgraph.graphs.witness import Checksum, Guard, StaleGraphError, Witness, witness_of
 from fastgraph.machine import capture
 from fastgraph.machine.forks import lock_across_forks
 
@@ -172,6 +172,7 @@ class Memo:
         value: Any,
         *tensors: Tensor | None,
         held: Sequence[Tensor] | None = None,
+        checksum: Checksum | None = None,
     ) -> None:
         """Remember ``value`` (with an attribute ``nbytes``) until one of ``tensors`` is freed.
 
@@ -182,15 +183,16 @@ class Memo:
             value: anything.
             tensors: what it was made of.
             held: indices that the value holds, one for each tensor, with the same numbers.
+            checksum: of the tensors, if they are on the CPU and it is known.
         """
         present = _present(tensors)
         storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in present)
         checks = _CALLS.from_compiled_code or settings.current().check_cache
         # Compiled code may put one tensor where another was, which is no error.
-        witness = None
+        witness: Witness | None = None
         if checks:
             may_raise = not _CALLS.from_compiled_code
-            witness = witness_of(present, may_raise=may_raise, held=held)
+            witness = checksum or witness_of(present, may_raise=may_raise, held=held)
         nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
         device = max(tensor.get_device() for tensor in present)
         entry = _Entry(device, value, nbytes, storages, witness, next(self._uses))
@@ -230,7 +232,7 @@ class Memo:
             if len(noted) >= _MOST_NOTED:
                 noted.clear()
         noted[key] = storages = tuple([StorageWeakRef(t.untyped_storage()) for t in tensors])
-        has_room = value is not None and self._nbytes[-1] + value.nbytes <= _bound(-1)
+        has_room = value is not None and self._nbytes[-1] + value.nbytes <= bound_of(-1)
         self._latest = _Noted(key, value, storages, witness) if has_room else None
 
     def noted(self, key: tuple[object, ...], *tensors: Tensor) -> tuple[bool, Any | None]:
@@ -269,12 +271,14 @@ class Memo:
 
     def has_room_for(self, nbytes: int, device: int) -> bool:
         """True if what takes so many bytes leaves as many to the graphs of a device."""
-        return 2 * nbytes <= _bound(device)
+        return 2 * nbytes <= bound_of(device)
 
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
         latest = self._latest
-        if latest is not None and (_are_freed(latest.storages) or latest.value.nbytes > _bound(-1)):
+        if latest is not None and (
+            _are_freed(latest.storages) or latest.value.nbytes > bound_of(-1)
+        ):
             self._latest = None
         with self._lock:
             self._remove_freed()
@@ -304,7 +308,7 @@ class Memo:
             self._remove(key)
 
     def _remove_excess(self, device: int) -> None:
-        bound = _bound(device)
+        bound = bound_of(device)
         if self._nbytes[device] <= bound:
             return
         entries = [(e.used, k) for k, e in self._entries.items() if e.device == device]
@@ -335,7 +339,8 @@ class Memo:
             self._latest = None
 
 
-def _bound(device: int) -> int:
+def bound_of(device: int) -> int:
+    """Bytes that the setting ``cache_bytes`` allows on a device; see :func:`quarter_of_memory`."""
     given = settings.current().cache_bytes
     return quarter_of_memory(device) if given is None else given
 

@@ -47,6 +47,11 @@ class Checksum:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._expected = _checksums(tensors)
 
+    @property
+    def value(self) -> tuple[int, ...]:
+        """The bits, of one tensor after the other."""
+        return tuple(self._expected)
+
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
         """True if the checksums are the same; that they are by chance takes 2^32 edits or more."""
         return _checksums(tensors) == self._expected

@@ -19,6 +19,7 @@ from fastgraph.graphs.edges import (
     unless_out_of_range,
 )
 from fastgraph.graphs.memo import is_recording
+from fastgraph.machine.memory import as_it_is
 from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
 from fastgraph.ops.spmm_coo import (
@@ -30,6 +31,7 @@ from fastgraph.ops.spmm_coo import (
     coo_kernel,
     is_early_use,
     most_channels,
+    most_channels_ever,
 )
 from fastgraph.plugins.refusal import Refusal
 
@@ -118,7 +120,7 @@ class Aggregation(NamedTuple):
         out = operator(
             self._rows_to_keep(),
             self.edges.index,
-            self.weight,
+            self._weight_to_keep(),
             ptr=self.edges.ptr,
             num_out=self.num_out,
             reduce=self.reduce,
@@ -144,7 +146,8 @@ class Aggregation(NamedTuple):
         known = self.known
         if not isinstance(known, KnownGraph) or self.node_dim != 0 or not self.x.is_cpu:
             return self.num_out
-        if self._has_coo_kernel(FEW):
+        most = most_channels_ever(self.edges.index, transpose=self.edges.transpose)
+        if self._has_coo_kernel(most):
             return self.num_out
         return known.graph.count_rows(transpose=self.edges.transpose)
 
@@ -164,6 +167,14 @@ class Aggregation(NamedTuple):
         if torch.compiler.is_compiling() or is_defined_by(rows):
             return rows  # graphs of compilers know no edits
         return rows.clone()
+
+    def _weight_to_keep(self) -> Tensor | None:
+        """The weights, as a view where the operator keeps them for the gradient of features.
+
+        Upstream keeps a view, too.
+        """
+        weight = self.weight
+        return weight if weight is None or not self.x.requires_grad else as_it_is(weight)
 
     def _placed(self, out: Tensor) -> Tensor:
         if self.node_dim == 0:

@@ -20,7 +20,7 @@ from fastgraph.graphs.memo import AGGREGATION, MEMO, is_recording, tensor_key
 from fastgraph.graphs.sights import Sights
 from fastgraph.layers.aggregation import Aggregation
 from fastgraph.machine import native
-from fastgraph.machine.memory import new_rows
+from fastgraph.machine.memory import as_it_is, new_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -95,6 +95,8 @@ def summed(
     planned = Aggregation(x, edges, weight, reduce, num_out, 0, "split")
     if type(x) in _PLAIN and may_be_constant(planned, is_private=is_private):
         return aggregated(planned, is_private=is_private)
+    if weight is not None and weight.requires_grad:
+        x = as_it_is(x)  # as what upstream keeps of it is a view
     index, ptr, transpose = edges.index, edges.ptr, edges.transpose
     return ops.spmm(x, index, weight, ptr=ptr, num_out=num_out, reduce=reduce, transpose=transpose)
 

@@ -23,6 +23,7 @@ from fastgraph.edge_programs.winners import RANK, with_winners
 from fastgraph.graphs.edges import DerivedIndex
 from fastgraph.graphs.graph import Graph
 from fastgraph.layers.typed_edges import TypedEdges
+from fastgraph.machine.memory import as_it_is
 from fastgraph.ops.edge_program import matrix_of, run_program, with_records
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.sizes import NARROW_PRODUCT, Work
@@ -43,8 +44,10 @@ class Prepared:
         traced: the program.
         private: tensors whose values a gradient needs, and which their owners may edit meanwhile,
             as upstream does not save them: those of nodes, which it gathers, and others unless one
-            of the tensors that are named has a gradient for which it saves them. Of edges only
-            those much narrower than messages: a copy of others would be what a program spares.
+            of the tensors that are named has a gradient for which it saves them. They are copied.
+        wide: those of them that belong to edges and are not much narrower than messages: a copy
+            would be what a program spares, and a view keeps what they were where their owners give
+            them other memory (``tensor.data = other``).
         state: parameters and buffers of the layer, by where they are in it.
         work: how much there is to compute for an edge.
         winning: the outputs, extrema, whose gradient one edge has.
@@ -55,6 +58,7 @@ class Prepared:
     private: Mapping[str, frozenset[str]]
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
+    wide: frozenset[str] = frozenset()
     winning: frozenset[int] = frozenset()
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -93,12 +97,11 @@ class Prepared:
         work = Work(
             width, has_wide_edges, is_half, widens_edges, has_narrow_products, largest, passes
         )
-        wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
         private = _private(traced, arguments, state_of(layer))
-        private = {name: savers for name, savers in private.items() if name not in wide}
+        wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
         # Caches find the one object of all that are equal by its identity.
         traced = replace(traced, program=parse(str(traced.program)))
-        return cls(traced, private, tuple(found), work, winning)
+        return cls(traced, private, tuple(found), work, frozenset(wide), winning)
 
     def draws_apart(self, num_edges: int, tensors: Iterable[Tensor]) -> bool:
         """True if its dropouts may take other random numbers than upstream's.
@@ -294,13 +297,16 @@ class Prepared:
             kept.owner(layer).__dict__[kept.name] = tensor.to(dtype)
 
     def _keep(self, given: dict[str, Any]) -> None:
-        """Replace what its owner may edit before the backward pass by copies."""
+        """Replace what its owner may edit before the backward pass by copies, or by views."""
         if not any(isinstance(t, Tensor) and t.requires_grad for t in given.values()):
             return
         copies: dict[int, Tensor] = {}
         for name, savers in self.private.items():
             tensor = given[name]
             if savers and any(s in given and given[s].requires_grad for s in savers):
+                continue
+            if name in self.wide:
+                given[name] = as_it_is(tensor)
                 continue
             if id(tensor) not in copies:
                 # In rows, as operands are, lest those that are laid out otherwise be copied twice.

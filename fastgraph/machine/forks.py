@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+from weakref import WeakValueDictionary
+
+_LOCKS: WeakValueDictionary[int, threading.RLock] = WeakValueDictionary()  # the first made first
+_NUMBERS = itertools.count()
 
 
 def lock_across_forks() -> threading.RLock:
-    """A lock of something that lives as long as the process.
+    """A lock that forks wait for.
 
     A child made by ``os.fork()``, as a worker of a data loader is, has no other thread of its
     parent, and would wait forever for what one of these held. So a fork waits until the lock is
@@ -17,7 +22,31 @@ def lock_across_forks() -> threading.RLock:
     The same thread can take it twice: handlers of signals and finalizers run while it is held.
     """
     lock = threading.RLock()
-    os.register_at_fork(
-        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-    )
+    _LOCKS[next(_NUMBERS)] = lock
     return lock
+
+
+class _Thread(threading.local):
+    """The locks that a thread has taken to fork."""
+
+    held: tuple[threading.RLock, ...] = ()
+
+
+_THREAD = _Thread()
+
+
+def _take_all() -> None:
+    locks = tuple(reversed(list(_LOCKS.values())))
+    for lock in locks:
+        lock.acquire()
+    _THREAD.held = locks
+
+
+def _release_all() -> None:
+    locks, _THREAD.held = _THREAD.held, ()
+    for lock in locks:
+        lock.release()
+
+
+# Once: what is registered stays for as long as the process lives.
+os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)

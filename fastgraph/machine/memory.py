@@ -137,6 +137,15 @@ def new_rows(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = Non
     return out
 
 
+def as_it_is(tensor: Tensor) -> Tensor:
+    """A view for a function to keep for its gradient; the tensor itself where none is recorded.
+
+    ``tensor.data = other`` puts other memory behind a tensor, of which torch counts no edit. A view
+    has the memory that the forward pass saw, and counts edits in place as the tensor does.
+    """
+    return tensor.view_as(tensor) if torch.is_grad_enabled() else tensor
+
+
 def contiguous(x: Tensor) -> Tensor:
     """The tensor, or a copy without gradients in :func:`new_rows` if it is not contiguous."""
     return x if x.is_contiguous() else new_rows(x, x.shape).copy_(x)

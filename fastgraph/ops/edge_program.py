@@ -24,7 +24,7 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_SCALE,
 )
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
-from fastgraph.graphs.edges import KnownGraph, callers_of, known_graph
+from fastgraph.graphs.edges import KnownGraph, as_saved, callers_of, known_graph
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine.memory import contiguous
 from fastgraph.ops.library import (
@@ -315,7 +315,7 @@ def _save(ctx: _OfProgram, arguments: Arguments, result: Sequence[Tensor]) -> No
         ctx.mark_non_differentiable(*[result[k] for k in constant])
     given = [*operands, *result]
     kept = [tensor if keep else None for keep, tensor in zip(are_kept, given, strict=True)]
-    ctx.save_for_backward(index, ptr, *kept, *callers_of(index))
+    ctx.save_for_backward(*as_saved(index, ptr), *kept, *callers_of(index))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.graphs.edges import caller_index_of
+from fastgraph.graphs.edges import as_saved, caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import Arguments, Context, Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, flatten, topology, unflatten
@@ -131,7 +131,7 @@ class _OfSoftmax(Context):
 
 def _save(ctx: _OfSoftmax, arguments: Arguments, result: Tensor) -> None:
     _, index, ptr, *ctx.options = arguments
-    ctx.save_for_backward(result, index, ptr, caller_index_of(index))
+    ctx.save_for_backward(result, *as_saved(index, ptr), caller_index_of(index))
 
 
 def _gradient(ctx: _OfSoftmax, grad: Tensor) -> tuple[Tensor | None, ...]:

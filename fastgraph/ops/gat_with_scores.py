@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.edges import as_saved
 from fastgraph.ops.gat import GAT, GAT_BACKWARD
 from fastgraph.ops.head_scores import HEAD_SCORES, score_gradients
 from fastgraph.ops.heads import (
@@ -122,7 +123,7 @@ def _save(ctx: _OfScored, given: Arguments, result: tuple[Tensor, Tensor, Tensor
     ctx.options = options
     save_addend(ctx, addend)
     ctx.mark_non_differentiable(scores, *(() if weights else (alpha,)))
-    tensors = (x, att, score_edge, index, ptr, seed, stats, scores)
+    tensors = (x, att, score_edge, *as_saved(index, ptr), seed, stats, scores)
     save_with_edges(ctx, index, (x, att, score_edge), tensors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastgraph.graphs.edges import as_saved
 from fastgraph.graphs.memo import is_recording, remembered
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 from fastgraph.ops.library import Arguments, Context, Gradient, define, is_defined_by
@@ -104,6 +105,7 @@ class _OfGcn(Context):
 
 def _save(ctx: _OfGcn, arguments: Arguments, result: Tensor) -> None:
     _, index, weight, ctx.loop_weight, ctx.transpose, ctx.adjoint = arguments
+    index, _ = as_saved(index, None)
     ctx.save_for_backward(index, weight)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.graphs.edges import caller_index_of
+from fastgraph.graphs.edges import as_saved, caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
 from fastgraph.machine.memory import contiguous
@@ -305,7 +305,7 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
         save_addend(ctx, call.addend)
         if not call.weights:
             ctx.mark_non_differentiable(result[2])
-        tensors = (*call.inputs, call.index, call.ptr, call.seed, result[1])
+        tensors = (*call.inputs, *as_saved(call.index, call.ptr), call.seed, result[1])
         save_with_edges(ctx, call.index, call.inputs, tensors)
 
     def gradient(

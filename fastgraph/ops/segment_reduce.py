@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.graphs.edges import callers_of
+from fastgraph.graphs.edges import as_saved, callers_of
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.ops.library import (
     Arguments,
@@ -192,7 +192,8 @@ def _save(ctx: _OfExtremum, arguments: Arguments, result: tuple[Tensor, Tensor])
     ctx.mark_non_differentiable(record)
     ctx.shapes = x.shape, out.shape
     compared = _compared(x, out, record, ctx.ties)
-    ctx.save_for_backward(*compared, index, ptr, weight, record, *callers_of(index))
+    edges = as_saved(index, ptr)
+    ctx.save_for_backward(*compared, *edges, weight, record, *callers_of(index))
 
 
 def _compared(

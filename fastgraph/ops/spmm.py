@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Size, Tensor
 
-from fastgraph.graphs.edges import caller_index_of
+from fastgraph.graphs.edges import as_saved, caller_index_of
 from fastgraph.ops.library import Arguments, Context, Gradient, define, wanted_gradients
 from fastgraph.ops.spmm_coo import coo_kernel, is_checked, most_channels
 from fastgraph.ops.topology import (
@@ -162,7 +162,8 @@ def _spmm_save(ctx: _OfSum, arguments: Arguments, result: Tensor) -> None:
     if needs_x and x.is_inference():
         x = x.clone()  # autograd refuses to save inference tensors; the copy is none
     # Only what a gradient needs: users may edit all else in place before the backward pass.
-    needed = x if needs_x else None, index, ptr, weight if x.requires_grad else None
+    edges = as_saved(index, ptr)
+    needed = x if needs_x else None, *edges, weight if x.requires_grad else None
     ctx.save_for_backward(*needed, caller_index_of(index))
 
 
@@ -190,8 +191,8 @@ class _OfProducts(Context):
 def _sddmm_save(ctx: _OfProducts, arguments: Arguments, result: Tensor) -> None:
     grad, x, index, ptr, _, ctx.reduce, ctx.transpose = arguments
     ctx.num_out, ctx.num_in = grad.shape[0], x.shape[0]
-    needed = grad if x.requires_grad else None, x if grad.requires_grad else None, index, ptr
-    ctx.save_for_backward(*needed)
+    needed = grad if x.requires_grad else None, x if grad.requires_grad else None
+    ctx.save_for_backward(*needed, *as_saved(index, ptr))
 
 
 def _sddmm_backward(ctx: _OfProducts, grad_out: Tensor) -> tuple[Tensor | None, ...]:

@@ -120,6 +120,18 @@ def are_few_edges(index: Tensor) -> bool:
     return index.shape[1] * torch.get_num_threads() <= _MOST_EDGES
 
 
+def most_channels_ever(index: Tensor, *, transpose: bool) -> int:
+    """The channels up to which some sum does without a graph, whatever is cached by then.
+
+    Args:
+        index: an ``edge_index``.
+        transpose: as for :func:`fastgraph.ops.spmm`.
+    """
+    if transpose:
+        return most_channels(index, transpose=True)
+    return FEW if index.shape[1] <= _MOST_EDGES else NARROW
+
+
 def is_early_use(index: Tensor, num_src: int, num_dst: int) -> bool:
     """True if the graph of an ``edge_index`` is not cached, and this was asked a few times only."""
     if index.is_inference() or is_remembered(index, num_src, num_dst):

@@ -85,7 +85,7 @@ def _indices(values: list[Tensor], stores: list[Any]) -> tuple[Tensor, Tensor, T
         return None
     if any("x" not in store and "num_nodes" not in store for store in stores):
         return None  # PyG warns of numbers of nodes that it has to guess
-    counts = [store.num_nodes for store in stores]
+    counts = [_num_nodes(store) for store in stores]
     if any(type(count) is not int for count in counts):
         return None
     sizes = torch.tensor([value.shape[-1] for value in values])
@@ -94,6 +94,15 @@ def _indices(values: list[Tensor], stores: list[Any]) -> tuple[Tensor, Tensor, T
     if int(before[-1]) != 0:
         merged += before.repeat_interleave(sizes, output_size=merged.shape[-1])
     return merged, cumsum(sizes), before
+
+
+def _num_nodes(store: Any) -> Any:
+    """As ``store.num_nodes``, which asks a storage by key what features in front of it say."""
+    mapping = store._mapping
+    x = mapping["x"] if next(iter(mapping), None) == "x" and "num_nodes" not in mapping else None
+    if type(x) is Tensor and x.layout == torch.strided and x.dim() > 0:
+        return x.shape[0]
+    return store.num_nodes
 
 
 def _repeated(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -52,7 +52,7 @@ class Collected(NamedTuple):
 
 def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] | None:
     """A key that calls share whose arguments are found in the same way; ``None`` if none does."""
-    if type(edge_index) is not Tensor:
+    if type(edge_index) is not Tensor or edge_index.is_nested:
         return None
     shape = edge_index.shape
     if len(shape) != 2 or edge_index.layout is not torch.strided:
@@ -60,6 +60,13 @@ def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] 
     num_edges, device = shape[1], edge_index.device
     found: list[object] = [shape[0], edge_index.dtype, device]
     for name, value in arguments.items():
+        if name == "size" and value is not None:
+            if type(value) is not tuple and type(value) is not list:
+                return None
+            if not all(part is None or type(part) is int for part in value):
+                return None
+            found += name, *[part is None for part in value]
+            continue
         parts = (value,)
         if type(value) is tuple:
             parts = value
@@ -68,13 +75,13 @@ def key_of(edge_index: Any, arguments: Mapping[str, Any]) -> tuple[object, ...] 
         for part in parts:
             kind = type(part)
             if kind is Tensor or kind is Parameter:
-                if part.device != device or part.layout is not torch.strided:
+                if part.is_nested or part.device != device or part.layout is not torch.strided:
                     return None
                 shape = part.shape
                 count = len(shape)  # part of a shape takes longer to get than all of it
                 found += count, part.dtype, shape[1] if count == 2 else shape[1:]
                 found.append(count > 0 and shape[0] == num_edges)
-            elif kind in PLAIN and name != "size":
+            elif kind in PLAIN:
                 found.append(frozen(part))
             elif part is None:
                 found.append(None)
@@ -138,7 +145,8 @@ class Kept:
         for name, expected in self.shapes:
             if tensors[name].shape != expected:
                 return None
-        sizes: list[Any] = [None, None]
+        size = arguments.get("size")
+        sizes: list[Any] = [None, None] if size is None else list(size)
         for end, key, position in self.ends:
             value = arguments[key]
             count = (value if position is None else value[position]).shape[0]
@@ -151,7 +159,9 @@ class Kept:
             num_in if num_out is None else num_out,
             num_out if num_in is None else num_in,
         )
-        return None if num_out is None else Collected(num_in, num_out, tensors, self.described)
+        if num_out is None or min(num_in, num_out) < 0:
+            return None
+        return Collected(num_in, num_out, tensors, self.described)
 
 
 def collect(
@@ -193,7 +203,7 @@ def collect(
                 return found
             value = found
         if isinstance(value, Tensor):
-            if value.layout is not torch.strided:
+            if value.layout is not torch.strided or value.is_nested:
                 return Refusal(f"{key} is not a dense tensor")
             tensors[name] = value
             described.append((name, place_of(name, value, num_edges, is_lifted)))
@@ -248,7 +258,7 @@ def _lifted(
     for number, part in parts:
         if part is None:
             continue
-        if not isinstance(part, Tensor) or part.dim() == 0:
+        if not isinstance(part, Tensor) or part.is_nested or part.dim() == 0:
             return Refusal(f"{name} is of a {type(part).__name__}, not of a tensor of nodes")
         if node_dim != 0 and node_dim != -part.dim():
             return Refusal(f"features of {part.dim()} dimensions with node_dim={node_dim}")

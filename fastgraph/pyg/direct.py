@@ -86,6 +86,7 @@ def direct(cls: type[MessagePassing], upstream: _Propagate, names: Sequence[str]
             or type(edge_index) is not Tensor  # nor an `EdgeIndex`, which may be multiplied
             or edge_index.dtype is not torch.int64
             or edge_index.layout is not torch.strided
+            or edge_index.is_nested
             or len(shape := edge_index.shape) != 2
             or shape[0] != 2
         )

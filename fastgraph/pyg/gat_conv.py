@@ -93,7 +93,8 @@ def _ignored_edge_refusal(module: GATConv, edge_attr: object, edge_index: Tensor
     """Why upstream may refuse features of edges that no score comes of, as it adds self-loops."""
     if not module.add_self_loops:
         return None
-    if type(edge_attr) is not Tensor or edge_index.layout != torch.strided:
+    is_nested = isinstance(edge_attr, Tensor) and edge_attr.is_nested
+    if is_nested or type(edge_attr) is not Tensor or edge_index.layout != torch.strided:
         return Refusal("edge_attr without edge_dim that is not a tensor beside a plain edge_index")
     if edge_attr.shape[:1] != edge_index.shape[1:]:
         return Refusal(

@@ -255,7 +255,7 @@ def _plain_parts(edge_index: object) -> tuple[Tensor, ...] | None:
     """The strided tensors that hold a graph; ``None`` for kinds that are left to upstream."""
     if isinstance(edge_index, EdgeIndex):
         return (edge_index.as_tensor(),)
-    if type(edge_index) is not Tensor or edge_index.requires_grad:
+    if type(edge_index) is not Tensor or edge_index.requires_grad or edge_index.is_nested:
         return None
     if edge_index.layout == torch.strided:
         return (edge_index,)

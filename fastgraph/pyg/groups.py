@@ -104,6 +104,8 @@ def _has_operator(operation: str, src: Any, dim: Any, index: Any) -> bool:
     """
     if not isinstance(src, Tensor) or not isinstance(index, Tensor):
         return False
+    if src.is_nested or index.is_nested:  # which have no shape
+        return False
     shape = src.shape
     # Of so few channels a plain loop is as fast.
     if operation in SUMS and (len(shape) < 2 or shape[1:].numel() < FEWEST_CHANNELS_OF_SUMS):

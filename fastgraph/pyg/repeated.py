@@ -168,6 +168,7 @@ class Repeatable:
         if (
             max(sizes.num_in, sizes.num_out, num_edges) > MAX_INDEX
             or are_too_few(PROGRAM, num_edges)
+            or num_edges == 0  # for which a message may raise
             or too_few_edges(num_edges) is not None
             or outcome.work.is_too_little(num_edges)
             or sizes.num_out * traced.mapped_size > num_edges * traced.matrix_size > 0
@@ -220,7 +221,7 @@ def _is_as_described(value: Any, described: object) -> bool:
             and len(value) == len(described)
             and all(map(_is_as_described, value, described))
         )
-    return value is described
+    return value is described or (kind is int and type(described) is int and value == described)
 
 
 _LAST: dict[int, tuple[ref[MessagePassing], Repeatable]] = {}

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
+from fastgraph.edge_programs.no_edges import raises_without_edges
 from fastgraph.edge_programs.reading import Reading
 from fastgraph.edge_programs.trace import trace
 from fastgraph.edge_programs.traced import Argument, Reduction, Traced
@@ -278,6 +279,8 @@ def _plan(
     is_sharded = message.kept is None and is_defined_by(edge_index, *tensors.values())
     if is_sharded and outcome.traced.dropouts:
         return Refusal("its message is no edge program on ranks: it draws random numbers")
+    if num_edges == 0 and _raises_without_edges(module, form, message, outcome):
+        return Refusal("its message raises without edges")
     if outcome.draws_apart(num_edges, tensors.values()):
         return DRAWS_APART
     on_gpu = not edge_index.is_cpu
@@ -402,6 +405,12 @@ class _Message(NamedTuple):
     dtype: torch.dtype
     key: object
 
+    @property
+    def named(self) -> dict[str, object]:
+        """The arguments of the message, by their names."""
+        own, _ = self.described
+        return {name: a.value if isinstance(a, Value) else a for name, a in own}
+
 
 _MOST_KINDS = 256
 _KINDS: dict[object, _Message] = {}
@@ -506,12 +515,25 @@ def _dtype(
     return dtype
 
 
+def _raises_without_edges(
+    module: MessagePassing, form: _Form, message: _Message, outcome: Prepared
+) -> bool:
+    """True if upstream's message raises where there are no edges, of which a program knows none."""
+    found: bool | None = outcome.derived.get("raises without edges")
+    if found is None:
+        reading = Reading(form.message, stand_in(module))
+        with known_softmax(), counted_as_whole(module):
+            found = raises_without_edges(reading, message.named, message.device)
+        outcome.derived["raises without edges"] = found
+    return found
+
+
 def _traced(module: MessagePassing, form: _Form, message: _Message) -> Known:
     refusal = state_refusal_of(module, message.device)
     if refusal is not None:
         return Known(Reading(form.message, module).guard(module), refusal)
-    own, besides = message.described
-    arguments = {name: a.value if isinstance(a, Value) else a for name, a in own}
+    _, besides = message.described
+    arguments = message.named
 
     def read() -> tuple[list[Reading], Traced | Refusal]:
         reading = Reading(form.message, stand_in(module))

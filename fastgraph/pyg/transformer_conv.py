@@ -24,6 +24,7 @@ from fastgraph.layers.edge_projection import (
     project_edge_channels,
     with_edge_channels,
 )
+from fastgraph.machine.memory import as_it_is
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
@@ -170,7 +171,7 @@ def _attend(
     edge_attr: Tensor | None,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None, Terms]:
-    edge = None if edge_attr is None else edge_attr.flatten(1)
+    edge = None if edge_attr is None else as_it_is(edge_attr).flatten(1)
     weight: Tensor | None = None
     if edge is not None:
         if module.lin_edge is None:  # only values get them, to which a query has nothing to say

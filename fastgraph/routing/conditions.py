@@ -65,9 +65,10 @@ def operand(name: str, value: object) -> Refusal | None:
 
 
 def plain_tensor(name: str, value: object) -> Refusal | None:
-    """Tensor subclasses (DTensor, FakeTensor, ...) define their own behaviour."""
+    """Tensor subclasses (DTensor, FakeTensor, ...) and nested tensors behave in their own way."""
     if type(value) in _PLAIN:
-        return None
+        is_nested = isinstance(value, Tensor) and value.is_nested  # without one shape
+        return Refusal(f"{name} is a nested tensor") if is_nested else None
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return None
     return Refusal(f"{name} is a {type(value).__name__}, not a plain tensor")

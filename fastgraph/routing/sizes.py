@@ -120,7 +120,7 @@ def is_too_small(
             their channels; ``None`` for many. It is asked only where that decides.
         arguments: of both.
     """
-    if type(edge_index) is not Tensor:
+    if type(edge_index) is not Tensor or edge_index.is_nested:  # which has no shape
         return False
     shape = edge_index.shape
     if len(shape) != 2:
@@ -133,7 +133,11 @@ def is_too_small(
             if num_edges >= max(found.narrow_edges, found.wide) * bound:
                 return False  # enough for any channels
             features = width(*arguments)
-            if type(features) is not Tensor or len(shape := features.shape) != 2:
+            if (
+                type(features) is not Tensor
+                or features.is_nested
+                or len(shape := features.shape) != 2
+            ):
                 channels = _channels(features)
             else:
                 channels = shape[1]
@@ -153,7 +157,7 @@ def is_tiny(edge_index: object) -> bool:
     It answers most of what :func:`is_too_small` is asked, in less time, and under the same
     conditions.
     """
-    if type(edge_index) is not Tensor:
+    if type(edge_index) is not Tensor or edge_index.is_nested:  # which has no shape
         return False
     shape = edge_index.shape
     if len(shape) != 2 or shape[1] >= _TINY or shape[0] != 2:
@@ -362,7 +366,7 @@ def of_many(*_: object) -> None:
 def _channels(features: object) -> int:
     """Those of features of any form, most of which have their nodes in the longest dimension."""
     x = features[0] if isinstance(features, (tuple, list)) and features else features
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor) and not x.is_nested:
         shape = x.shape
         longest = max(shape, default=0)
         if len(shape) == 2:

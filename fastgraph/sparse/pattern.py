@@ -34,6 +34,17 @@ class Compressed(NamedTuple):
     value_indices: Tensor | None
 
 
+def _views(given: Tensor | Compressed) -> Tensor | Compressed:
+    """The same indices, whatever memory their owner gives the tensors later."""
+    if isinstance(given, Compressed):
+        return Compressed(*(None if part is None else _view(part) for part in given))  # type: ignore[arg-type]
+    return _view(given)
+
+
+def _view(indices: Tensor) -> Tensor:
+    return indices.detach() if type(indices) is Tensor else indices
+
+
 class Coalesced(NamedTuple):
     """A pattern in ascending order without duplicates, and how it came about.
 
@@ -103,13 +114,13 @@ class Pattern:
     ) -> None:
         self.shape = shape
         self.is_diagonal = is_diagonal
-        self._given = given
+        self._given = _views(given)
         self._base = base
         self._views: dict[str, Any] = {}
         self._versions: list[tuple[Tensor, int]] = []
         self.reused: set[str] = set() if base is None else base.reused
         self.in_vain: set[str] = set() if base is None else base.in_vain
-        self._watch(given)
+        self._watch(self._given)
         self.is_sharded = isinstance(given, Tensor) and is_defined_by(given)
         self.nnz = given.shape[1] if isinstance(given, Tensor) else given.indices.shape[0]
 

@@ -246,7 +246,24 @@ def test_what_the_newest_result_has_below_is_lost(tmp_path: Path) -> None:
         rows = [ratios.Row(c, 100.0, ours, 4, False, True) for c, ours in times[name]]
         facts = {"command": "never_slower", "machine": {"date": f"{date} 00:00 UTC"}}
         ratios.Table(facts, ("tiny",), rows).write(tmp_path / f"2026-never-slower-{name}")
-    assert ratios.lost_in(tmp_path) == {worse}
+    known = ratios.Known.in_results(tmp_path)
+    assert known.lost == {worse}
+    assert known.ratios == {mended: 2.0, worse: 100.0 / 120.0}
+
+
+def test_what_no_result_has_is_counted_as_left(tmp_path: Path) -> None:
+    ratios = measure("ratios")
+    cell = ratios.Cell("pyg", "tiny", "LGConv", 8, "fresh", "x")
+    empty, failed = cell._replace(mode="parameters"), cell._replace(channels=1)
+    left = [cell._replace(graph="mesh", mode=mode) for mode in ("x", "all")]
+    facts = {"command": "never_slower", "machine": {"date": "2026-01-01 00:00 UTC"}}
+    rows = [ratios.Row(cell, 100.0, 200.0, 4, False, True)]
+    table = ratios.Table(facts, ("tiny",), rows, empty=[empty], failed=[(failed, "no memory")])
+    table.write(tmp_path / "2026-never-slower")
+    known = ratios.Known.in_results(tmp_path)
+    assert known.others == {empty, failed}
+    lines = known.totals([cell, empty, failed, *left])
+    assert "| tiny | 1 | 1 | 2 | 0 |" in lines and "| mesh | 0 | 0 | 0 | 2 |" in lines
 
 
 def test_layers_are_named_one_by_one_as_names_have_commas(

@@ -18,6 +18,13 @@ import dgl.ops  # isort: skip
 
 NODES, EDGES, CHANNELS = ORDINARY.num_src, ORDINARY.num_edges, 6
 
+
+def _given_other_memory(tensor: Tensor) -> Tensor:
+    """The tensor with other values in other memory: torch counts no edit."""
+    tensor.data = tensor.detach().flip(0)
+    return tensor
+
+
 EDITS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "a product": lambda x, out, values: x.mul_(2),
     "zeros": lambda x, out, values: x.zero_(),
@@ -31,6 +38,8 @@ EDITS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "the values of edges": lambda x, out, values: values.mul_(2),
     "a view of these": lambda x, out, values: values[:7].zero_(),
     "a residual": lambda x, out, values: x.add_(out.reshape(out.shape[0], -1).sum(1, True)),
+    "other memory": lambda x, out, values: _given_other_memory(x),
+    "other memory of edges": lambda x, out, values: _given_other_memory(values),
 }
 
 
@@ -236,6 +245,9 @@ def _gradients(
     return [None if g is None else g.nan_to_num(0, 0, 0) for g in found]
 
 
+# DGL saves these as they are beside views of others: its gradients are made of both contents.
+MIXED = {("AGNNConv", "other memory"), ("EdgeGATConv", "other memory of edges")}
+
 _REFUSALS = ("modified by an inplace operation", "must match the size of tensor")
 
 
@@ -243,6 +255,8 @@ _REFUSALS = ("modified by an inplace operation", "must match the size of tensor"
 @pytest.mark.parametrize("tied", [False, True], ids=["distinct", "tied"])
 @pytest.mark.parametrize("name", CALLS)
 def test_edits_between_the_passes(name: str, tied: bool, edit: str) -> None:
+    if (name, edit) in MIXED:
+        pytest.skip("DGL's gradients are those of no content")
     call = CALLS[name]()
     expected = _gradients(call, tied, edit)
     with fastgraph.enabled(min_edges=0):

@@ -27,7 +27,8 @@ def spmm_coo(lib: Library, draw: Draw) -> Prepared:
     index_dtype, dtype = draw.index_dtype(), draw.element()
     width, transpose, scale = draw.one_of(1, 2, 3, 4, 7, 8), draw.flag(), accumulator(dtype)
     weight = draw.maybe(draw.features(dtype, row.numel()))
-    row_scale, col_scale = (draw.maybe(draw.powers(scale, size)) for size in (num_rows, num_cols))
+    inverse_degree = draw.maybe(torch.full((num_rows,), 77.0, dtype=scale))
+    col_scale = draw.maybe(draw.powers(scale, num_cols))
     x = draw.features(dtype, num_cols, width)
     special = draw.with_specials(x)
     out = torch.full((num_rows, width), 77.0, dtype=dtype)
@@ -38,7 +39,7 @@ def spmm_coo(lib: Library, draw: Draw) -> Prepared:
         "transpose": transpose,
         "is_checked": False,
         "weight": weight,
-        "row_scale": row_scale,
+        "inverse_degree": inverse_degree,
         "col_scale": col_scale,
         "x": x,
         "out": out,
@@ -50,8 +51,10 @@ def spmm_coo(lib: Library, draw: Draw) -> Prepared:
             if factor is not None:
                 messages *= factor.double()[:, None]
         total = torch.zeros(num_rows, width, dtype=torch.float64).index_add_(0, row, messages)
-        if row_scale is not None:
-            total *= row_scale.double()[:, None]
+        if inverse_degree is not None:
+            degree = torch.bincount(row, minlength=num_rows).clamp(min=1).to(scale)
+            assert torch.equal(inverse_degree, 1 / degree)
+            total *= inverse_degree.double()[:, None]
         if not special:
             assert_equal(out, total)
 

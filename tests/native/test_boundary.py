@@ -281,7 +281,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "transpose": False,
             "is_checked": False,
             "weight": torch.randn(graph.num_edges),
-            "row_scale": torch.randn(graph.num_rows),
+            "inverse_degree": torch.empty(graph.num_rows),
             "col_scale": torch.randn(graph.num_cols),
             "x": torch.randn(graph.num_cols, 2),
             "out": torch.empty(graph.num_rows, 2),

@@ -217,6 +217,34 @@ def test_compile_with_dynamic_shapes() -> None:
         torch.testing.assert_close(ours, eager)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ties", ["split", "winner"])
+@pytest.mark.parametrize("entries", [2, 6])
+def test_channels_have_the_gradients_that_they_have_alone(
+    entries: int, ties: str, weighted: bool
+) -> None:
+    """However many are added at once, and whether or not others tie or are infinite."""
+    nodes, channels = 9000, 70  # sums of 2.5 MB, which are added in parts where they are used often
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(nodes, (2, entries * nodes), generator=generator)
+    x = torch.randn(nodes, channels, generator=generator)
+    x[:, ::3] = x[:, ::3].relu()  # most of which tie
+    weight = torch.rand(index.shape[1], generator=generator) if weighted else None
+    grad = torch.randn(nodes, channels, generator=generator)
+    grad[5, 40] = float("inf")
+
+    def gradient(columns: slice) -> torch.Tensor:
+        part = x[:, columns].clone().requires_grad_()
+        out = ops.segment_reduce(part, index, weight, ties=ties)
+        (found,) = torch.autograd.grad(out, part, grad[:, columns])
+        return found
+
+    found = gradient(slice(None))
+    for column in (0, 1, 15, 16, 40, 41, 68, 69):
+        alone = gradient(slice(column, column + 1))
+        assert torch.equal(found[:, column : column + 1].view(torch.int32), alone.view(torch.int32))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("ties", ["split", "winner"])
 def test_bits_do_not_depend_on_threads(threads: int, ties: str, restore_threads: None) -> None:

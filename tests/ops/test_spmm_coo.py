@@ -117,11 +117,10 @@ def test_degrees_are_counted_once_for_both_passes(monkeypatch: pytest.MonkeyPatc
     bincount = torch.bincount
     monkeypatch.setattr(torch, "bincount", count)
     x = torch.randn(NUM_SRC, 1, requires_grad=True)
-    for passes in (1, 2):  # a forward pass counts again: edges may have changed unnoticed
+    for _ in range(2):  # a forward pass counts as it adds up: edges may have changed unnoticed
         out = ungrouped(x, index, reduce="mean")
-        assert len(counted) == passes
         (grad,) = torch.autograd.grad(out.sum(), x)
-        assert len(counted) == passes
+        assert not counted
     index.numpy()[:] = edges().numpy()
     other = ungrouped(x, index, reduce="mean")
     wide = ops.spmm(x.repeat(1, 4), index.clone(), num_out=NUM_DST, reduce="mean")
@@ -207,6 +206,24 @@ def test_what_follows_does_not_depend_on_the_cache() -> None:
         outs = [conv(torch.ones(num_nodes, 1), index) for _ in range(2)]
     assert outs[0].isnan().sum() == num_nodes - 5  # 0 times infinity, as in PyG
     assert torch.equal(outs[0].nan_to_num(), outs[1].nan_to_num())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_without_edges_are_not_multiplied_where_all_edges_are_grouped(threads: int) -> None:
+    num_nodes, num_edges = 10_000, 140_000
+    index = torch.stack([torch.randint(num_nodes, (num_edges,)), torch.randint(5, (num_edges,))])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    conv = GraphConv(8, 128)
+    with torch.no_grad():
+        conv.lin_rel.weight[0] = float("inf")
+    try:
+        with fastgraph.enabled():
+            outs = [conv(torch.ones(num_nodes, 8), index) for _ in range(2)]
+    finally:
+        torch.set_num_threads(before)
+    assert not outs[0].isnan().any()  # 0 times infinity, as of PyG, were it computed
+    assert torch.equal(outs[0], outs[1])
 
 
 def test_other_backends_do_without() -> None:

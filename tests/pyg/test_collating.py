@@ -36,6 +36,12 @@ def molecule(nodes: int) -> Data:
     )
 
 
+def positions_first(nodes: int) -> Data:
+    data = Data(pos=torch.rand(nodes + 1, 3), edge_index=edges(nodes))
+    data.x = torch.rand(nodes)
+    return data
+
+
 def hetero(nodes: int) -> HeteroData:
     data = HeteroData()
     data["a"].x, data["b"].x = torch.rand(nodes, 2), torch.rand(2, 1)
@@ -47,6 +53,10 @@ MADE: dict[str, Callable[[int], Any]] = {
     "molecules": molecule,
     "int32": lambda n: Data(x=torch.rand(n), edge_index=edges(n, torch.int32)),
     "num_nodes alone": lambda n: Data(edge_index=edges(n), num_nodes=n),
+    "num_nodes beside features": lambda n: Data(
+        x=torch.rand(n), edge_index=edges(n), num_nodes=n + 2
+    ),
+    "positions before features": lambda n: positions_first(n),
     "nothing that tells nodes": lambda n: Data(edge_index=edges(n)),
     "positions": lambda n: Data(pos=torch.rand(n, 3), face=torch.randint(n + 1, (3, n))),
     "other indices": lambda n: Data(x=torch.rand(n), index=torch.rand(n), my_index=edges(n)[0]),

@@ -255,6 +255,41 @@ def test_batches_of_all_sizes(make: Callable[[], nn.Module], planned: list[objec
         assert was_planned is (number == 0 or is_alike is not was_alike)
 
 
+class Sized(pyg.MessagePassing):
+    """A layer that says how many nodes there are, as those of relations do."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, size: Any) -> Tensor:
+        return self.propagate(edge_index, x=x, size=size)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.sin()
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_sizes_that_are_given(kind: Callable[..., object], planned: list[object]) -> None:
+    layer = Sized()
+    for number, (num_in, num_out, num_edges) in enumerate(((9, 7, 30), (5, 7, 20), (9, 300, 30))):
+        edges, x = random_edges(num_in, num_out, num_edges, seed=number), x64(num_in, CHANNELS)
+        for is_known in (number > 0, True):
+            planned.clear()
+            compared(layer, x, edges, kind((num_in, num_out)))
+            assert bool(planned) is not is_known
+    odd = ((8, 300), (9, -1), (9, 300, 1), (9,), (9.0, 300), ("9", 300), (9, None))
+    for size in (*map(kind, odd), 9):
+        found = ended(layer, x, edges, size)
+        with SWITCH.suspended():
+            expected = ended(layer, x, edges, size)
+        assert torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+
+
+def ended(layer: nn.Module, *arguments: Any) -> Tensor | str:
+    """The result, or the error."""
+    try:
+        return layer(*arguments)  # type: ignore[no-any-return]
+    except Exception as error:
+        return repr(error)
+
+
 def test_sizes_that_do_not_fit_are_planned(planned: list[object]) -> None:
     layer = pyg.GINEConv(nn.Identity())
     x, of_edges = torch.randn(NODES, 4), torch.randn(EDGES.shape[1], 4)

@@ -253,9 +253,19 @@ template <typename T, bool kSplits>
 struct ExtremumBackward {
   using A = Accumulator<T>;
 
-  // The channels of a task are what sums have in one cache line.
-  static constexpr int64_t kMostChannels = kCacheLine / sizeof(A);
-  static constexpr int64_t kFewChannels = kMostChannels / 4;
+  // Channels are added in parts of what sums have in one cache line.
+  static constexpr int64_t kOfLine = kCacheLine / sizeof(A);
+  static constexpr int64_t kFewChannels = kOfLine / 4;
+
+  // Sums that take no more than this stay in a core's own cache.
+  static constexpr int64_t kBytesOfSums = 1 << 21;
+
+  // Where sums are added to no more often, on average, it is not worth reading rows in parts.
+  static constexpr int64_t kFewAdded = 4;
+
+  // Rows with no more entries offer their gradients to each of them, a vector at once, instead of
+  // looking for the one of each channel.
+  static constexpr int64_t kFewEntries = 4;
 
   const Csr& graph;
   const T* weight;
@@ -268,20 +278,27 @@ struct ExtremumBackward {
   Matrix<T> grad_x;
 
   // The sums of a task: `width` channels of all rows of x, from `first` on.
+  template <typename Width>
   struct Panel {
     A* sums;
     int64_t first;
-    int64_t width;
+    Width width;
   };
 
+  // All that a thread has where their sums stay in its cache, or are rarely used again, so that
+  // rows are read once, and one line of sums elsewhere.
   int64_t channels_of_task() const {
     const int64_t shared = (grad.width + max_threads() - 1) / max_threads();
-    return std::clamp(shared, kFewChannels, kMostChannels);
+    const int64_t lines = (shared + kOfLine - 1) / kOfLine;
+    const bool at_once = grad_x.rows * lines * kCacheLine <= kBytesOfSums ||
+                         graph.num_entries <= kFewAdded * grad_x.rows;
+    return at_once && lines > 1 ? lines * kOfLine : std::clamp(shared, kFewChannels, kOfLine);
   }
 
   // Whether the entries of a row have to be looked at: where several edges, or none, attain a value
-  // of the panel, or something is not finite, as upstream's 0 * inf is NaN.
-  bool needs_entries(const int32_t* records, const T* gradients, int64_t width) const {
+  // of the line, or something is not finite, as upstream's 0 * inf is NaN.
+  template <typename Width>
+  FASTGRAPH_INLINE bool has_shares(const int32_t* records, const T* gradients, Width width) const {
     bool found = !has_finite_weights;
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t i) {
       constexpr int N = decltype(chunk)::kLanes;
@@ -293,38 +310,49 @@ struct ExtremumBackward {
     return found;
   }
 
-  // Adds what the entries of a row have of its gradient: one by one, in their order.
-  void add_shares(const Panel& panel, int64_t row) const {
-    for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e) {
-      const T* own = x.row(graph.col[e]) + panel.first;
-      if (e + kAhead < graph.rowptr[row + 1]) {
-        prefetch<kCacheLine>(x.row(graph.col[e + kAhead]) + panel.first);
+  // Adds what the entries of a row have of the gradient of `width` channels, which the panel has
+  // from `begin` on: one by one, in their order. Without kShares one edge has all of a value.
+  template <bool kShares, typename Columns, typename Width>
+  void add_to_entries(const Panel<Columns>& panel, int64_t row, int64_t begin, Width width) const {
+    const EntryRange entries{graph.rowptr[row], graph.rowptr[row + 1]};
+    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t i) {
+      constexpr int N = decltype(chunk)::kLanes;
+      using V = Vector<A, N>;
+      using I = Vector<Bits<A>, N>;
+      const int64_t column = panel.first + begin + i;
+      const I recorded =
+          __builtin_convertvector(load_raw<N>(record + row * grad.width + column), I);
+      V share = load<N>(grad.row(row) + column), extremum{};
+      if constexpr (kShares) {
+        share = round_to<T, N>(share / __builtin_convertvector(num_shares(recorded), V));
+        extremum = load<N>(out.row(row) + column);
       }
-      A* sums = panel.sums + graph.col[e] * panel.width;
-      const int64_t edge = graph.edge(e);
-      const A w = weight ? load_one(weight + edge) : A{1};
-      for_each_part<kLanes<T>, 1>(0, panel.width, [&](auto chunk, int64_t i) {
-        constexpr int N = decltype(chunk)::kLanes;
-        using V = Vector<A, N>;
-        using I = Vector<Bits<A>, N>;
-        const int64_t column = panel.first + i;
-        const I recorded =
-            __builtin_convertvector(load_raw<N>(record + row * grad.width + column), I);
-        const V message = round_to<T, N>(w * load<N>(own + i));
-        const I ties = (recorded > 0) & (message == load<N>(out.row(row) + column));
-        const I attains = recorded < 0 ? recorded == splat<Bits<A>, N>(~edge) : ties;
-        const V shares = __builtin_convertvector(num_shares(recorded), V);
-        const V share = round_to<T, N>(load<N>(grad.row(row) + column) / shares);
-        // Products, not a choice, because upstream's 0 * inf is NaN.
-        const V one_or_zero = attains ? splat<A, N>(1) : V{};
-        store<N>(sums + i, load<N>(sums + i) + w * (one_or_zero * share));
-      });
-    }
+      for (int64_t e = entries.begin; e < entries.end; ++e) {
+        const int64_t source = graph.col[e], edge = graph.edge(e);
+        const A w = weight ? load_one(weight + edge) : A{1};
+        const I wins = recorded == splat<Bits<A>, N>(kSplits ? ~edge : edge);
+        V added;
+        if constexpr (kShares) {
+          if (e + kAhead < entries.end) {
+            prefetch<kCacheLine>(x.row(graph.col[e + kAhead]) + column);
+          }
+          const V message = round_to<T, N>(w * load<N>(x.row(source) + column));
+          const I attains = recorded < 0 ? wins : (recorded > 0) & (message == extremum);
+          // Products, not a choice, because upstream's 0 * inf is NaN.
+          const V one_or_zero = attains ? splat<A, N>(1) : V{};
+          added = w * (one_or_zero * share);
+        } else {
+          added = wins ? w * share : V{};
+        }
+        A* sums = panel.sums + source * panel.width + begin + i;
+        store<N>(sums, load<N>(sums) + added);
+      }
+    });
   }
 
   // Adds the gradients of a row to the sums of those edges that have won them.
-  template <typename Width>
-  void add_winners(const Panel& panel, Width width, const int32_t* records,
+  template <typename Columns, typename Width>
+  void add_winners(const Panel<Columns>& panel, int64_t begin, Width width, const int32_t* records,
                    const T* gradients) const {
     for (int64_t i = 0; i < width; ++i) {
       const int64_t edge = kSplits ? ~records[i] : records[i];
@@ -332,35 +360,52 @@ struct ExtremumBackward {
       if (edge < 0 || edge >= graph.num_entries) continue;
       const int64_t source = graph.col[entry ? entry[edge] : edge];
       const A gradient = load_one(gradients + i);
-      panel.sums[source * width + i] += weight ? load_one(weight + edge) * gradient : gradient;
+      panel.sums[source * panel.width + begin + i] +=
+          weight ? load_one(weight + edge) * gradient : gradient;
     }
   }
 
   // Asks for what leads from the edges of a row to their sources, where edges are numbered by rows.
   FASTGRAPH_INLINE void expect_sources(int64_t row) const {
     if (entry) return;
-    constexpr int64_t kOfLine = kCacheLine / sizeof(int32_t), kMost = 16 * kOfLine;
+    constexpr int64_t kInts = kCacheLine / sizeof(int32_t), kMost = 16 * kInts;
     const int64_t begin = graph.rowptr[row];
     const int64_t end = std::min(graph.rowptr[row + 1], begin + kMost);
-    for (int64_t e = begin; e < end; e += kOfLine) prefetch<kCacheLine>(graph.col + e);
+    for (int64_t e = begin; e < end; e += kInts) prefetch<kCacheLine>(graph.col + e);
   }
 
-  template <typename Width>
-  void add_rows(const Panel& panel, Width width) const {
+  template <typename Columns, typename Width>
+  FASTGRAPH_INLINE void add_line(const Panel<Columns>& panel, int64_t row, int64_t begin,
+                                 Width width) const {
+    const int32_t* records = record + row * grad.width + panel.first + begin;
+    const T* gradients = grad.row(row) + panel.first + begin;
+    // One line of each row, of which the processor sees no pattern across pages.
+    if (row + kAhead < grad.rows) {
+      prefetch<kCacheLine>(records + kAhead * grad.width);
+      prefetch<kCacheLine>(gradients + kAhead * grad.width);
+    }
+    if (kSplits && has_shares(records, gradients, width)) {
+      add_to_entries<true>(panel, row, begin, width);
+    } else if (graph.rowptr[row + 1] - graph.rowptr[row] <= kFewEntries) {
+      add_to_entries<false>(panel, row, begin, width);
+    } else {
+      add_winners(panel, begin, width, records, gradients);
+    }
+  }
+
+  template <typename Columns>
+  void add_rows(const Panel<Columns>& panel) const {
     for (int64_t row = 0; row < grad.rows; ++row) {
-      const int32_t* records = record + row * grad.width + panel.first;
-      const T* gradients = grad.row(row) + panel.first;
-      // One line of each row, of which the processor sees no pattern across pages.
-      if (row + kAhead < grad.rows) {
-        prefetch<kCacheLine>(records + kAhead * grad.width);
-        prefetch<kCacheLine>(gradients + kAhead * grad.width);
-        expect_sources(row + kAhead);
-      }
+      if (row + kAhead < grad.rows) expect_sources(row + kAhead);
       if (graph.rowptr[row] == graph.rowptr[row + 1]) continue;
-      if (kSplits && needs_entries(records, gradients, width)) {
-        add_shares(panel, row);
+      if constexpr (!std::is_same_v<Columns, int64_t>) {
+        add_line(panel, row, 0, panel.width);
       } else {
-        add_winners(panel, width, records, gradients);
+        int64_t begin = 0;
+        for (; begin + kOfLine <= panel.width; begin += kOfLine) {
+          add_line(panel, row, begin, std::integral_constant<int64_t, kOfLine>{});
+        }
+        if (begin < panel.width) add_line(panel, row, begin, panel.width - begin);
       }
     }
   }
@@ -369,17 +414,18 @@ struct ExtremumBackward {
   void run(int64_t first, int64_t width) const {
     const bool in_place = std::is_same_v<T, A> && width == grad_x.width;
     const auto scratched = scratch<A>(in_place ? 0 : grad_x.rows * width);
-    const Panel panel{in_place ? reinterpret_cast<A*>(grad_x.data) : scratched.get(), first, width};
-    std::fill_n(panel.sums, grad_x.rows * width, A{0});
-    if (width == kMostChannels) {
-      add_rows(panel, std::integral_constant<int64_t, kMostChannels>{});
+    A* const sums = in_place ? reinterpret_cast<A*>(grad_x.data) : scratched.get();
+    std::fill_n(sums, grad_x.rows * width, A{0});
+    if (width == kOfLine) {
+      using OfLine = std::integral_constant<int64_t, kOfLine>;
+      add_rows(Panel<OfLine>{sums, first, OfLine{}});
     } else {
-      add_rows(panel, width);
+      add_rows(Panel<int64_t>{sums, first, width});
     }
     if (in_place) return;
     for (int64_t row = 0; row < grad_x.rows; ++row) {
       T* target = grad_x.row(row) + first;
-      for (int64_t i = 0; i < width; ++i) store_one(target + i, panel.sums[row * width + i]);
+      for (int64_t i = 0; i < width; ++i) store_one(target + i, sums[row * width + i]);
     }
   }
 

@@ -51,9 +51,18 @@ class Sums {
 
   A total(int64_t place) const { return (before_.empty() ? A{} : before_[place]) + piece_[place]; }
 
+  // The entries of a row.
+  int64_t size(int64_t row) const {
+    return (pieces_.empty() ? 0 : kMaxPiece * pieces_[row]) + count_[row];
+  }
+
  private:
   void cut(int64_t row, A (&sum)[W]) {
-    if (before_.empty()) before_.resize(size_);
+    if (before_.empty()) {
+      before_.resize(size_);
+      pieces_.resize(size_ / W);
+    }
+    ++pieces_[row];
     for (int f = 0; f < W; ++f) {
       before_[row * W + f] += sum[f];
       sum[f] = 0;
@@ -61,9 +70,10 @@ class Sums {
   }
 
   int64_t size_;
-  Scratch<A> piece_;        // the last one of each row
-  Scratch<int32_t> count_;  // of its entries
-  std::vector<A> before_;   // the sums of the others, once there are any
+  Scratch<A> piece_;             // the last one of each row
+  Scratch<int32_t> count_;       // of its entries
+  std::vector<A> before_;        // the sums of the others, once there are any
+  std::vector<int32_t> pieces_;  // the others of each row
 };
 
 // sum += coefficient(e, column of e) * its row of x, of W columns, for all entries, in their order.
@@ -86,7 +96,7 @@ void add_entries(const Coo<Index>& graph, const T* x, const Coefficient& coeffic
 
 // Adds up rows `x` of W columns, of which `out` has the first ones.
 template <int W, typename V, typename T, typename Index>
-void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+void add_up(const Coo<Index>& graph, const T* weight, Accumulator<T>* inverse_degree,
             const Accumulator<T>* col_scale, const V* x, Matrix<T> out) {
   using A = Accumulator<T>;
   Sums<A, W> sums(graph.num_rows);
@@ -103,7 +113,11 @@ void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_
     add_entries(graph, x, [](int64_t, int64_t) { return A{1}; }, sums);
   }
   for (int64_t row = 0; row < graph.num_rows; ++row) {
-    const A scale = row_scale ? row_scale[row] : A{1};
+    A scale{1};
+    if (inverse_degree) {
+      scale = A{1} / static_cast<A>(std::max<int64_t>(sums.size(row), 1));
+      inverse_degree[row] = scale;
+    }
     T* of_row = out.row(row);
     for (int64_t f = 0; f < out.width; ++f) store_one(of_row + f, scale * sums.total(row * W + f));
   }
@@ -112,11 +126,11 @@ void add_up(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_
 // The same for any number of columns up to W: rows are copied to where each has W values, so that
 // they are added up as vectors.
 template <int W, typename T, typename Index>
-void add_up_padded(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+void add_up_padded(const Coo<Index>& graph, const T* weight, Accumulator<T>* inverse_degree,
                    const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
   using A = Accumulator<T>;
   if constexpr (std::is_same_v<A, T>) {
-    if (x.width == W) return add_up<W>(graph, weight, row_scale, col_scale, x.data, out);
+    if (x.width == W) return add_up<W>(graph, weight, inverse_degree, col_scale, x.data, out);
   }
   const auto padded = scratch<A>(x.rows * W);
   for (int64_t row = 0; row < x.rows; ++row) {
@@ -125,7 +139,7 @@ void add_up_padded(const Coo<Index>& graph, const T* weight, const Accumulator<T
     for (int64_t f = 0; f < x.width; ++f) to[f] = load_one(from + f);
     std::fill(to + x.width, to + W, A{});
   }
-  add_up<W>(graph, weight, row_scale, col_scale, padded.get(), out);
+  add_up<W>(graph, weight, inverse_degree, col_scale, padded.get(), out);
 }
 
 }  // namespace
@@ -157,12 +171,12 @@ bool are_in_range(const Coo<Index>& graph, BadIndex& bad) {
 }
 
 template <typename T, typename Index>
-void spmm_coo(const Coo<Index>& graph, const T* weight, const Accumulator<T>* row_scale,
+void spmm_coo(const Coo<Index>& graph, const T* weight, Accumulator<T>* inverse_degree,
               const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
-  if (x.width == 1) return add_up<1>(graph, weight, row_scale, col_scale, x.data, out);
-  if (x.width == 2) return add_up<2>(graph, weight, row_scale, col_scale, x.data, out);
-  if (x.width <= 4) return add_up_padded<4>(graph, weight, row_scale, col_scale, x, out);
-  add_up_padded<kMostColumns>(graph, weight, row_scale, col_scale, x, out);
+  if (x.width == 1) return add_up<1>(graph, weight, inverse_degree, col_scale, x.data, out);
+  if (x.width == 2) return add_up<2>(graph, weight, inverse_degree, col_scale, x.data, out);
+  if (x.width <= 4) return add_up_padded<4>(graph, weight, inverse_degree, col_scale, x, out);
+  add_up_padded<kMostColumns>(graph, weight, inverse_degree, col_scale, x, out);
 }
 
 #define FASTGRAPH_INSTANTIATE_COO(Index)                                  \

@@ -35,7 +35,7 @@ void bind_check_edges(Tensor source, Tensor destination, int64_t num_sources,
 }
 
 void bind_spmm_coo(Tensor source, Tensor destination, bool transpose, bool is_checked,
-                   OptionalTensor weight, OptionalTensor row_scale, OptionalTensor col_scale,
+                   OptionalTensor weight, OptionalTensor inverse_degree, OptionalTensor col_scale,
                    Tensor x, Tensor out) {
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
@@ -48,7 +48,7 @@ void bind_spmm_coo(Tensor source, Tensor destination, bool transpose, bool is_ch
       using T = decltype(type);
       using A = Accumulator<T>;
       const auto weights = checked<const T>(weight, {graph.row.size}, "weight");
-      const auto of_rows = checked<const A>(row_scale, {num_rows}, "row_scale");
+      const auto of_rows = checked<A>(inverse_degree, {num_rows}, "inverse_degree");
       const auto of_cols = checked<const A>(col_scale, {num_cols}, "col_scale");
       const auto from = checked_matrix<const T>(x, num_cols, width, "x");
       const auto to = checked_matrix<T>(out, num_rows, width, "out");
