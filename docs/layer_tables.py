@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-RESULTS = tuple(
-    ROOT / "benchmarks" / "results" / f"2026-11-27-any-message-{name}.json"
-    for name in ("graphs", "relations")
-)
+RESULTS = {
+    library: ROOT / "benchmarks" / "results" / f"2026-11-30-any-message-table-{library}.json"
+    for library in ("pyg", "dgl")
+}
 
 GRAPH, CHANNELS = "tolokers", 64
 """Those of which figures are shown; small graphs have as many channels."""
@@ -126,7 +126,7 @@ def table(kind: str) -> str | None:
     rows = found(kind)
     if rows is None:
         return None
-    figures = {} if kind == "dgl" else _figures()  # classes of both have one name
+    figures = _figures("dgl" if kind == "dgl" else "pyg")
     lines = ["| configuration | computed by | forward | backward | memory |"]
     lines.append("| --- | --- | ---: | ---: | ---: |")
     for row in rows:
@@ -145,14 +145,16 @@ def _computed_by(row: Found) -> str:
     return f"{operators}; upstream in part: {left}" if operators else f"upstream: {left}"
 
 
-def _figures() -> dict[str, tuple[str, str, str]]:
-    there = [result for result in RESULTS if result.exists()]
-    cells = [cell for result in there for cell in json.loads(result.read_text())["cells"]]
+def _figures(library: str) -> dict[str, tuple[str, str, str]]:
+    result = RESULTS[library]
+    cells = json.loads(result.read_text())["cells"] if result.exists() else []
     return {
         cell["configuration"]: (
             *(f"{ratio(cell, way):.3g}x" for way in ("forward", "backward")),
             f"{cell['memory']['plain'] / max(cell['memory']['ours'], 1):.3g}x",
         )
+        if cell["routed_by_default"]
+        else ("left", "left", "left")
         for cell in cells
         if (cell["graph"], cell["channels"], cell["part"]) == (GRAPH, CHANNELS, "layer")
     }

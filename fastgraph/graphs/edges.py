@@ -122,7 +122,7 @@ def graph_of(
     graph: Graph | None = MEMO.get(key, index, ptr)
     if graph is not None:
         return graph
-    if ptr is None and index.is_cpu and index.dim() == 2 and native.is_available():
+    if is_found_by_content(index, ptr):
         checksum = Checksum([index])
         content = checksum.value, index.shape, num_src, num_dst, self_loops
         graph = REPEATS.find(content, index)
@@ -134,6 +134,11 @@ def graph_of(
     graph = _build(index, ptr, num_src, num_dst, self_loops)
     MEMO.put(key, graph, index, ptr)
     return graph
+
+
+def is_found_by_content(index: Tensor, ptr: Tensor | None) -> bool:
+    """True if the graph of these tensors may be that of others with the same content."""
+    return ptr is None and index.is_cpu and index.dim() == 2 and native.is_available()
 
 
 def bound_of_repeats() -> int:
