@@ -115,9 +115,11 @@ def main(
     ]
     before = Known.in_results(RESULTS)
     if lost:
-        chosen = [cell for cell in chosen if cell in before.lost]
+        below = before.lost
+        chosen = [cell for cell in chosen if cell in below]
     if missing:
-        chosen = [cell for cell in chosen if cell not in before.ratios.keys() | before.others]
+        known = before.ratios.keys() | before.others
+        chosen = [cell for cell in chosen if cell not in known]
     if totals:
         click.echo("\n".join(before.totals(chosen)))
         return
