@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastgraph import settings
-from fastgraph.graphs.edges import bound_of_repeats
 from fastgraph.graphs.memo import AGGREGATION, MEMO
 from fastgraph.graphs.repeats import REPEATS
 from fastgraph.machine.memory import POOL
@@ -79,7 +78,7 @@ def enable(
     REGISTRY.select(chosen.backend)
     settings.set_current(chosen)
     MEMO.trim()
-    REPEATS.trim(bound_of_repeats())
+    REPEATS.trim()
     POOL.trim()
     _turn(True)
 

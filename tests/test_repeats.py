@@ -11,7 +11,7 @@ from torch_geometric.nn import FiLMConv, RGCNConv
 
 import fastgraph
 from fastgraph.graphs.edges import graph_of
-from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.graph import Graph, beside
 from fastgraph.graphs.repeats import REPEATS
 from fastgraph.routing.switch import SWITCH
 from tests.graphs import random_edges
@@ -91,6 +91,15 @@ def test_memory_is_bounded_and_given_back() -> None:
         assert graph(EDGES.clone()) is not graph(EDGES.clone())
     fastgraph.clear_cache()
     assert REPEATS.nbytes == 0
+
+
+def test_what_a_graph_learns_counts_from_its_next_use_on() -> None:
+    graph(EDGES.clone())
+    known, before = graph(EDGES.clone()), REPEATS.nbytes
+    beside(known, "learnt", lambda: torch.zeros(100))
+    assert REPEATS.nbytes == before
+    assert graph(EDGES.clone()) is known and REPEATS.nbytes == before + 400
+    fastgraph.clear_cache()
 
 
 def test_wrong_edges_are_refused_each_time() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import MAX_INDEX, Graph, normal_mode
-from fastgraph.graphs.memo import MEMO, bound_of, remembered, tensor_key
+from fastgraph.graphs.memo import MEMO, remembered, tensor_key
 from fastgraph.graphs.repeats import REPEATS
 from fastgraph.graphs.witness import Checksum
 from fastgraph.machine import native
@@ -128,7 +128,7 @@ def graph_of(
         graph = REPEATS.find(content, index)
         if graph is None:
             graph = _build(index, None, num_src, num_dst, self_loops)
-            REPEATS.add(content, index, graph, bound_of_repeats())
+            REPEATS.add(content, index, graph)
         MEMO.put(key, graph, index, checksum=checksum)
         return graph
     graph = _build(index, ptr, num_src, num_dst, self_loops)
@@ -139,11 +139,6 @@ def graph_of(
 def is_found_by_content(index: Tensor, ptr: Tensor | None) -> bool:
     """True if the graph of these tensors may be that of others with the same content."""
     return ptr is None and index.is_cpu and index.dim() == 2 and native.is_available()
-
-
-def bound_of_repeats() -> int:
-    """Bytes for graphs whose tensors may be gone: a small part of what is cached."""
-    return bound_of(-1) // 16
 
 
 def _key(

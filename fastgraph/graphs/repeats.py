@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import bound_of
 from fastgraph.machine import native
 from fastgraph.machine.forks import lock_across_forks
 
 _MOST_SEEN = 4096
+_SHARE = 16
 
 
 class _Kept(NamedTuple):
     graph: Graph
     edges: Tensor  # int32, as a graph has no more nodes
-    nbytes: int  # of both
+    nbytes: int  # of both, when it was used last
 
 
 class Repeats:
@@ -38,28 +40,23 @@ class Repeats:
         """The graph of edges that are the same, if it is kept.
 
         Args:
-            key: a checksum of ``index``, and what else a graph depends on.
+            key: a checksum of ``index``, its shape, and what else a graph depends on.
             index: int32 or int64 ``[2, E]``, on the CPU.
         """
         kept = self._kept.get(key)
-        if kept is None:
-            return None
-        same = native.library().same_indices
-        if index.shape != kept.edges.shape or not all(map(same, index, kept.edges)):
+        if kept is None or not all(map(native.library().same_indices, index, kept.edges)):
             return None
         with self._lock:
-            if self._kept.pop(key, None) is not None:
-                self._kept[key] = kept  # the last one
+            self._keep(key, kept.graph, kept.edges)  # as the last one, with what it has learnt
         return kept.graph
 
-    def add(self, key: object, index: Tensor, graph: Graph, bound: int) -> None:
+    def add(self, key: object, index: Tensor, graph: Graph) -> None:
         """Take down that a graph was built, and keep it if that happened before.
 
         Args:
             key: as for :meth:`find`.
             index: the same.
             graph: of it.
-            bound: bytes that all graphs here may take.
         """
         with self._lock:
             if key not in self._seen:
@@ -67,18 +64,24 @@ class Repeats:
                     self._seen.clear()
                 self._seen[key] = None
                 return
-            edges = index.to(torch.int32, copy=True)
-            nbytes = graph.nbytes + edges.nbytes
-            self._remove(key)
-            self._kept[key] = _Kept(graph, edges, nbytes)
-            self.nbytes += nbytes
-        self.trim(bound)
+            self._keep(key, graph, index.to(torch.int32, copy=True))
+        self.trim()
 
-    def trim(self, bound: int) -> None:
-        """Forget graphs until they take no more than so many bytes."""
+    def trim(self) -> None:
+        """Forget graphs until they take no more than a small part of the ``cache_bytes`` setting.
+
+        Their tensors may be gone for good.
+        """
+        bound = bound_of(-1) // _SHARE
         with self._lock:
             while self.nbytes > bound:
                 self._remove(next(iter(self._kept)))
+
+    def _keep(self, key: object, graph: Graph, edges: Tensor) -> None:
+        self._remove(key)
+        nbytes = graph.nbytes + edges.nbytes
+        self._kept[key] = _Kept(graph, edges, nbytes)
+        self.nbytes += nbytes
 
     def _remove(self, key: object) -> None:
         kept = self._kept.pop(key, None)
