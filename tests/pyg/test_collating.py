@@ -56,7 +56,7 @@ MADE: dict[str, Callable[[int], Any]] = {
     "num_nodes beside features": lambda n: Data(
         x=torch.rand(n), edge_index=edges(n), num_nodes=n + 2
     ),
-    "positions before features": lambda n: positions_first(n),
+    "positions before features": positions_first,
     "nothing that tells nodes": lambda n: Data(edge_index=edges(n)),
     "positions": lambda n: Data(pos=torch.rand(n, 3), face=torch.randint(n + 1, (3, n))),
     "other indices": lambda n: Data(x=torch.rand(n), index=torch.rand(n), my_index=edges(n)[0]),
