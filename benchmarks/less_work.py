@@ -64,7 +64,7 @@ WAYS = {
     "remembered": (False, True),
     "default": (None, True),
 }
-"""Whether the product comes first, and whether aggregations are remembered."""
+"""True where the product comes first, and true where aggregations are remembered."""
 
 SHAPES = ((256, 40), (128, 16))
 """Channels in and out of which errors are measured."""
