@@ -70,7 +70,7 @@ SHAPES = ((256, 40), (128, 16))
 """Channels in and out of which errors are measured."""
 
 COMPUTED = ("output", "features", "matrix")
-"""What has errors: the output, and the gradients of these two."""
+"""The results that have errors: the output, and the gradients of these two."""
 
 
 @contextlib.contextmanager
