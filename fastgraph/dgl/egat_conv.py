@@ -65,18 +65,24 @@ def plan(
 
 def _forward(module: EGATConv, call: Accepted, efeats: Tensor) -> tuple[Tensor, Tensor]:
     source, destination = call.inputs
+    of_sources, of_destinations = module.fc_ni(source), module.fc_nj(destination)
     of_edges = module.fc_fij(efeats)
+    bias = module.bias
+    # DGL's gradients need neither the bias nor the output, which callers may edit.
+    bias = module.attn.new_zeros(of_edges.shape[1]) if bias is None else bias.clone()
     given = {
-        "u": module.fc_ni(source),
-        "v": module.fc_nj(destination),
+        "u": of_sources,
+        "v": of_destinations,
         "f": of_edges,
-        "bias": module.attn.new_zeros(of_edges.shape[1]) if module.bias is None else module.bias,
+        "bias": bias,
         "att": module.attn,
         "x": module.fc_node_src(source),
     }
     heads = module._num_heads
     sizes = {"made": of_edges.shape[1], "summed": given["x"].shape[1], "heads": heads}
     out, made = call.program(_PROGRAM.format(**sizes), given)
+    if out.requires_grad:
+        out = out.clone()
     return (
         out.view(-1, heads, module._out_node_feats),
         made.view(-1, heads, module._out_edge_feats),

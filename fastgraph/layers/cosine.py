@@ -94,7 +94,7 @@ class _Scaled(torch.autograd.Function):
         wants_rows, wants_factor = wanted_gradients(ctx)
         grad_factor = None
         if wants_factor:
-            grad_factor = torch.dot(grad.flatten(), rows.flatten()).view_as(factor)
+            grad_factor = torch.dot(grad.reshape(-1), rows.reshape(-1)).view_as(factor)
         if not wants_rows:
             return None, grad_factor
         if needs_torch_operations(grad):

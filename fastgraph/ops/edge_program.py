@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.backends import reference
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.moments import Moments, with_variances, without_variances
 from fastgraph.edge_programs.operations import (
@@ -27,6 +26,7 @@ from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import KnownGraph, as_saved, callers_of, known_graph
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine.memory import contiguous
+from fastgraph.ops.gradient_batches import by_batch, has_tangent, is_batch, with_tangents
 from fastgraph.ops.library import (
     Arguments,
     Context,
@@ -390,6 +390,9 @@ def _passes(
 
 
 def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    for is_special, compute in ((is_batch, by_batch), (has_tangent, with_tangents)):
+        if any(g is not None and is_special(g) for g in grads):
+            return tuple(compute(functools.partial(_backward, ctx), grads))
     index, ptr, *saved = ctx.saved_tensors
     program = ctx.program
     count = len(program.operands)
@@ -421,9 +424,7 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         values.append(_inverse_degrees(ctx, index, ptr, like.dtype))
     run: Callable[..., Sequence[Tensor]] = EDGE_PROGRAM
     graph = None
-    if not is_plain and is_transformed(*values):
-        run = _in_torch
-    elif is_plain and index.is_cpu:
+    if is_plain and index.is_cpu:
         # All passes are on one graph, and the engine has looked at the gradients. On a GPU each
         # look-up spoils the results of one pass where the graph is stale.
         graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
@@ -528,20 +529,6 @@ def _sums_of_heads(grad: Tensor, result: Tensor, heads: int, is_alone: bool) -> 
         end = begin + rows
         sums[begin:end] = of(grad[begin:end], result[begin:end])
     return sums
-
-
-def _in_torch(
-    operands: Sequence[Tensor],
-    index: Tensor,
-    ptr: Tensor | None,
-    text: str,
-    num_in: int,
-    num_out: int,
-    transpose: bool,
-) -> list[Tensor]:
-    """The same in torch's own operations, which know batches and tangents."""
-    graph: Graph = topology(index, ptr, num_in, num_out, transpose)
-    return reference.edge_program(graph, operands, parse(text), transpose)
 
 
 EDGE_PROGRAM = define(

@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 
 from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
+from fastgraph.ops.gradient_batches import is_batch
 
 Overload = torch._ops.OpOverload
 Keys = torch._C.DispatchKeySet
@@ -264,13 +265,7 @@ def needs_torch_operations(*grads: Tensor | None) -> bool:
 
 def is_transformed(*grads: Tensor | None) -> bool:
     """True if gradients are differentiated forward, or for a batch of ``grads`` at once."""
-    return forward_ad._current_level >= 0 or any(g is not None and _is_batch(g) for g in grads)
-
-
-def _is_batch(tensor: Tensor) -> bool:
-    # That of torch.func.vmap, and that of torch.autograd.grad(..., is_grads_batched=True).
-    functorch = torch._C._functorch
-    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+    return forward_ad._current_level >= 0 or any(g is not None and is_batch(g) for g in grads)
 
 
 def _define_gradient(operator: Overload, implementation: Operator, gradient: Gradient) -> Operator:

@@ -64,6 +64,19 @@ class _WithNorm(torch.nn.Module):
         return out
 
 
+class _FirstOutput(torch.nn.Module):
+    """A layer of several outputs, on a graph with a self-loop at every node."""
+
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, graph: Any, x: Tensor, values: Tensor) -> Tensor:
+        looped = dgl.add_self_loop(graph)
+        out: Tensor = self.conv(looped, x, values[torch.arange(looped.num_edges()) % EDGES])[0]
+        return out
+
+
 SIZES = torch.tensor([3, 0, NODES - 4, 1])
 
 Call = Callable[[Any, Tensor, Tensor], Tensor]
@@ -197,6 +210,14 @@ CALLS: dict[str, Callable[[], Call]] = {
         lambda: dglnn.EdgeGATConv(CHANNELS, CHANNELS, 5, 2, allow_zero_in_degree=True),
         edge_feat=True,
     ),
+    "EGATConv": _layer(
+        lambda: _FirstOutput(dglnn.EGATConv(CHANNELS, CHANNELS, 4, 5, 2)), values=True
+    ),
+    "GMMConv": _layer(lambda: dglnn.GMMConv(CHANNELS, 4, CHANNELS, 3), pseudo=True),
+    "GatedGraphConv": _layer(
+        lambda: dglnn.GatedGraphConv(CHANNELS, 8, 2, 1),
+        {"etypes": torch.zeros(EDGES, dtype=torch.int64)},
+    ),
     "HGTConv": _layer(
         lambda: dglnn.HGTConv(CHANNELS, 3, 2, 2, 3, dropout=0.0),
         {"ntype": torch.arange(NODES) % 2, "etype": torch.arange(EDGES) % 3},
@@ -214,6 +235,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         norm=False,
     ),
 }
+
+if hasattr(dglnn, "GatedGCNConv"):  # not in DGL 1.1
+    CALLS["GatedGCNConv"] = _layer(
+        lambda: _FirstOutput(dglnn.GatedGCNConv(CHANNELS, CHANNELS, 5)), values=True
+    )
 
 
 def _gradients(
@@ -287,3 +313,44 @@ def test_edits_of_features_that_need_no_gradient(name: str, edit: str) -> None:
         assert found == expected
     else:
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["EGATConv", "GraphConv", "SAGEConv mean", "EdgeGATConv"])
+def test_a_bias_that_is_edited_between_the_passes(name: str) -> None:
+    call = CALLS[name]()
+    biases = [p for n, p in call.module.named_parameters() if n.endswith("bias")]  # type: ignore[attr-defined]
+    graph, given = of_case(ORDINARY), torch.rand(EDGES, CHANNELS)
+
+    def gradient() -> list[Tensor]:
+        x = torch.linspace(-1, 1, NODES * CHANNELS).view(NODES, CHANNELS).requires_grad_()
+        out = call(graph, x, given)
+        with torch.no_grad():
+            for bias in biases:
+                bias += 1
+        return list(torch.autograd.grad(out.square().sum(), [x, *biases]))
+
+    with torch.no_grad():
+        for bias in biases:
+            bias.zero_()
+    expected = gradient()
+    with torch.no_grad():
+        for bias in biases:
+            bias.zero_()
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(gradient(), expected)
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["all gradients", "of parameters"])
+@pytest.mark.parametrize("edit", [*EDITS_OF_FEATURES, "other memory"])
+def test_layers_that_keep_a_copy_of_features(edit: str, constant: bool) -> None:
+    """An edit changes no gradient, where DGL raises or mixes both contents."""
+    layer = dglnn.EdgeConv(CHANNELS, 5, allow_zero_in_degree=True).double()
+    graph, leaf = of_case(ORDINARY), torch.randn(NODES, CHANNELS).requires_grad_(not constant)
+    leaves = [*(() if constant else (leaf,)), *layer.parameters()]
+    expected = torch.autograd.grad(layer(graph, leaf * 1).square().sum(), leaves)
+    with fastgraph.enabled(min_edges=0):
+        x = leaf * 1
+        out = layer(graph, x)
+        EDITS[edit](x, out, x)
+        found = torch.autograd.grad(out.square().sum(), leaves)
+    torch.testing.assert_close(found, expected)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MultiAggregation
 
@@ -271,3 +272,24 @@ def test_a_larger_multiple_of_a_difference_keeps_its_digits() -> None:
     exact = layer.double()(x.double(), EDGES)
     error, allowed = ((out - exact).abs().max() for out in (ours, upstream))
     assert error <= 4 * allowed
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_which_torch_hides_a_batch_or_a_tangent(name: str) -> None:
+    """They give a maximum's gradient to the edges that attain it, whatever products round to."""
+    torch.manual_seed(0)
+    layer, x, pos = LAYERS[name]("max"), torch.randn(NODES, CHANNELS), torch.randn(NODES, 3)
+    x.requires_grad_()
+    with fastgraph.enabled(min_edges=0, strict=True):
+        out = call(layer, x, pos, EDGES)
+        grads = torch.randn(3, *out.shape)
+
+        def gradient(grad: Tensor, **options: Any) -> Tensor:
+            return torch.autograd.grad(out, x, grad, retain_graph=True, **options)[0]
+
+        each = torch.stack([gradient(grad) for grad in grads])
+        torch.testing.assert_close(gradient(grads, is_grads_batched=True), each)
+        torch.testing.assert_close(torch.func.vmap(gradient, in_dims=1)(grads.swapdims(0, 1)), each)
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(gradient(forward_ad.make_dual(grads[0], grads[1])))
+            torch.testing.assert_close(tuple(dual), (each[0], each[1]))

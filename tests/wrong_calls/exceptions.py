@@ -43,7 +43,8 @@ def _is_wide(library: str, found: Difference) -> bool:
 def _is_copied(library: str, found: Difference) -> bool:
     is_edited = found.case == "feat: doubled between the passes"
     is_edited |= found.case == "node_feats: doubled between the passes"
-    return is_edited and found.layer in ("NNConv", "CFConv") and found.kind.endswith("/ computes")
+    is_one = found.layer in ("NNConv", "CFConv", "EdgeConv")
+    return library == "dgl" and is_edited and is_one and found.kind.endswith("/ computes")
 
 
 def _is_half(library: str, found: Difference) -> bool:
@@ -111,7 +112,9 @@ MEANT = (
     Meant("the gradient of a learned power of rows that are zeros", "routed.md", _is_of_a_power),
     Meant("an `EdgeIndex` that is said to be sorted and is not", "routed.md", _is_not_sorted),
     Meant("For int32 indices torch's own gradients", "routed.md", _is_int32),
-    Meant("`NNConv` and `CFConv` keep a copy of features of nodes", "dgl.md", _is_copied),
+    Meant(
+        "`NNConv`, `CFConv` and `EdgeConv` keep a copy of features of nodes", "dgl.md", _is_copied
+    ),
     Meant("float16 can be used on the CPU, which DGL refuses", "dgl.md", _is_half),
     Meant("graphs that are restricted to CSC", "dgl.md", _is_restricted),
 )
