@@ -59,7 +59,13 @@ def main() -> None:
         # Not what a link of an environment points to; it is called from another folder.
         results = rehearse(kit, options.rehearse.absolute(), options.shot)
         if options.out is not None:
-            options.out.write_text(log(json.loads((kit / MANIFEST).read_text()), results))
+            manifest = json.loads((kit / MANIFEST).read_text())
+            known = subprocess.run(
+                ["git", "rev-parse", "--short", "HEAD"],
+                cwd=ROOT, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            options.out.write_text(log(manifest, results, known.stdout.strip()))
+        judge(results)
 
 
 def _options() -> argparse.Namespace:
@@ -226,7 +232,6 @@ def rehearse(kit: Path, python: Path, shot: float) -> dict[str, Any]:
     if written is None:
         sys.exit(f"the rehearsal failed: run ended with {ended.returncode} and left no results")
     results: dict[str, Any] = json.loads(written.read_text())
-    judge(results)
     return results
 
 
@@ -242,14 +247,16 @@ def judge(results: dict[str, Any]) -> None:
         sys.exit(f"the rehearsal failed: {'; '.join(failed) or 'nothing was measured'}")
 
 
-def log(manifest: dict[str, Any], results: dict[str, Any]) -> str:
+def log(manifest: dict[str, Any], results: dict[str, Any], commit: str) -> str:
     """The log of a rehearsal: sizes of what travels, and what each step took here.
 
     Args:
         manifest: of the kit.
         results: of `gpu.py`.
+        commit: of this source tree.
     """
     machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    failed = [row for row in results["cells"] if "failed" in row]
     sizes: dict[str, int] = {}
     for name, entry in manifest["files"].items():
         part = name.partition("/")[0]
@@ -262,7 +269,7 @@ def log(manifest: dict[str, Any], results: dict[str, Any]) -> str:
         [
             "# Rehearsal of the kit for a GPU machine, without a GPU",
             "",
-            f"{machine}, kernels for {manifest['architectures']}.",
+            f"{machine}, commit `{commit}`, kernels for {manifest['architectures']}.",
             "",
             "| part | bytes |",
             "| --- | ---: |",
@@ -274,6 +281,7 @@ def log(manifest: dict[str, Any], results: dict[str, Any]) -> str:
             *steps,
             "",
             f"{len(results['cells'])} cells were measured after that.",
+            *(f"- {row['layer']}, {row['graph']}: {row['failed']}" for row in failed),
             "",
         ]
     )
