@@ -56,7 +56,16 @@ def main() -> None:
     if options.rehearse is None:
         make(kit, options)
     else:
-        rehearse(kit, options.rehearse, options.shot)
+        # Not what a link of an environment points to; it is called from another folder.
+        results = rehearse(kit, options.rehearse.absolute(), options.shot)
+        if options.out is not None:
+            manifest = json.loads((kit / MANIFEST).read_text())
+            known = subprocess.run(
+                ["git", "rev-parse", "--short", "HEAD"],
+                cwd=ROOT, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            options.out.write_text(log(manifest, results, known.stdout.strip()))
+        judge(results)
 
 
 def _options() -> argparse.Namespace:
@@ -70,6 +79,7 @@ def _options() -> argparse.Namespace:
     add("--library", type=Path, help="folder with libraries that are built already")
     add("--turbo-gnn-python", type=Path, help="a Python as there, with its torch")
     add("--rehearse", type=Path, metavar="PYTHON", help="run a kit that is there, on the CPU")
+    add("--out", type=Path, metavar="FILE.md", help="where the log of the rehearsal goes")
     add("--shot", type=float, default=240.0, help="seconds of the rehearsal; default: 240")
     return parser.parse_args()
 
@@ -179,8 +189,12 @@ def verify(kit: Path) -> None:
             sys.exit(f"{name} is not the file of the manifest")
 
 
-def rehearse(kit: Path, python: Path, shot: float) -> None:
-    """Run a kit in a copy of the files that git knows, by another Python, on the CPU."""
+def rehearse(kit: Path, python: Path, shot: float) -> dict[str, Any]:
+    """Run a kit in a copy of the files that git knows, by another Python, on the CPU.
+
+    Returns:
+        What `gpu.py` has written there.
+    """
     verify(kit)
     copy = ROOT / "build" / "gpu-kit-rehearsal"
     shutil.rmtree(copy, ignore_errors=True)
@@ -191,7 +205,7 @@ def rehearse(kit: Path, python: Path, shot: float) -> None:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     out = copy / "results"
-    subprocess.run(
+    ended = subprocess.run(
         [
             "sh",
             str(kit / "run"),
@@ -214,7 +228,11 @@ def rehearse(kit: Path, python: Path, shot: float) -> None:
         env=os.environ | {"PYTHON": str(python), "PYTHONNOUSERSITE": "1"},
         check=False,  # tests of kernels fail where there is no GPU
     )
-    judge(json.loads(next(out.glob("*.json")).read_text()))
+    written = next(out.glob("*.json"), None)
+    if written is None:
+        sys.exit(f"the rehearsal failed: run ended with {ended.returncode} and left no results")
+    results: dict[str, Any] = json.loads(written.read_text())
+    return results
 
 
 def judge(results: dict[str, Any]) -> None:
@@ -227,6 +245,46 @@ def judge(results: dict[str, Any]) -> None:
     failed += [f"{row['layer']}: {row['failed']}" for row in results["cells"] if "failed" in row]
     if failed or not results["cells"]:
         sys.exit(f"the rehearsal failed: {'; '.join(failed) or 'nothing was measured'}")
+
+
+def log(manifest: dict[str, Any], results: dict[str, Any], commit: str) -> str:
+    """The log of a rehearsal: sizes of what travels, and what each step took here.
+
+    Args:
+        manifest: of the kit.
+        results: of `gpu.py`.
+        commit: of this source tree.
+    """
+    machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    failed = [row for row in results["cells"] if "failed" in row]
+    sizes: dict[str, int] = {}
+    for name, entry in manifest["files"].items():
+        part = name.partition("/")[0]
+        sizes[part] = sizes.get(part, 0) + entry["bytes"]
+    steps = [
+        f"| {step['stage']} | {step['seconds']:.1f} | {step['exit_code']} | {step['last_line']} |"
+        for step in results["stages"]
+    ]
+    return "\n".join(
+        [
+            "# Rehearsal of the kit for a GPU machine, without a GPU",
+            "",
+            f"{machine}, commit `{commit}`, kernels for {manifest['architectures']}.",
+            "",
+            "| part | bytes |",
+            "| --- | ---: |",
+            *(f"| {part} | {size:,} |" for part, size in sizes.items()),
+            f"| all {len(manifest['files'])} files | {manifest['bytes']:,} |",
+            "",
+            "| step | seconds | exit code | last line |",
+            "| --- | ---: | ---: | --- |",
+            *steps,
+            "",
+            f"{len(results['cells'])} cells were measured after that.",
+            *(f"- {row['layer']}, {row['graph']}: {row['failed']}" for row in failed),
+            "",
+        ]
+    )
 
 
 def _platforms() -> list[str]:

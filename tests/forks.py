@@ -279,4 +279,9 @@ def _rank(folder: Path, timeout: float, rank: int, world_size: int) -> None:
 
     for name in ("RANK", "LOCAL_RANK"):
         del os.environ[name]
-    child.main(folder, timeout, rank, world_size)
+    try:
+        child.main(folder, timeout, rank, world_size)
+    except Exception:
+        # Which ends the process for certain: the group waits for collectives that never end.
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.exit(1)

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,37 @@ def test_a_rehearsal_forgives_what_needs_a_gpu_alone(gpu_kit: Any) -> None:
                 "cells": [{**row, "failed": "out of memory"}],
             }
         )
+
+
+def test_a_rehearsal_that_leaves_no_results_says_so(
+    gpu_kit: Any, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "checkout"
+    (tree / "benchmarks").mkdir(parents=True)
+    (tree / "benchmarks" / "gpu.py").write_text("")
+    for command in (["init", "--quiet"], ["add", "benchmarks/gpu.py"]):
+        subprocess.run(["git", *command], cwd=tree, check=True)
+    monkeypatch.setattr(gpu_kit, "ROOT", tree)
+    with pytest.raises(SystemExit, match="run ended with 0 and left no results"):
+        gpu_kit.rehearse(kit, Path(sys.executable), 9.0)
+
+
+def test_the_python_of_a_rehearsal_may_be_named_from_here(
+    gpu_kit: Any, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    step = {"stage": "check", "exit_code": 0, "seconds": 8.14, "last_line": "no GPU"}
+    row = {"layer": "GCN", "graph": "cora", "failed": "out of memory"}
+    results = {"machine": {"torch": "2.11.0"}, "stages": [step], "cells": [row]}
+    monkeypatch.setattr(gpu_kit, "rehearse", lambda *words: given.append(words) or results)
+    monkeypatch.chdir(tmp_path)
+    out = ["--out", "log.md"]
+    monkeypatch.setattr(sys, "argv", ["gpu_kit.py", str(kit), "--rehearse", "bin/python", *out])
+    with pytest.raises(SystemExit, match="GCN: out of memory"):
+        gpu_kit.main()  # the log tells that, too
+    assert given == [(kit, tmp_path / "bin" / "python", 240.0)]
+    lines = (tmp_path / "log.md").read_text().splitlines()
+    assert any(re.fullmatch(r"torch 2.11.0, commit `\w+`, kernels for 90.", x) for x in lines)
+    assert "| check | 8.1 | 0 | no GPU |" in lines and "- GCN, cora: out of memory" in lines
+    size = (kit / "lib.tar.gz").stat().st_size
+    assert f"| lib.tar.gz | {size:,} |" in lines

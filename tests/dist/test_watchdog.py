@@ -43,7 +43,7 @@ def waits_for_the_other() -> None:
 
 
 def on_device() -> torch.Tensor:
-    watchdog._SECONDS_BETWEEN_LOOKS = watchdog._SECONDS_OF_SILENCE = 0.05
+    watchdog._SECONDS_BETWEEN_LOOKS = board.SECONDS_OF_SILENCE = 0.05
     late_collectives.install()
     WATCHDOG.begin()
     x = torch.ones(3).to(standin.DEVICE)

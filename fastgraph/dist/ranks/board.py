@@ -7,7 +7,10 @@ has waited for some seconds looks at what the others have said, and each that wa
 from __future__ import annotations
 
 import itertools
+import json
 import time
+import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -34,6 +37,35 @@ _FAILED, _ENDED, _WAITS = "failed", "ended", "waits"
 
 _OF_DEVICE = "device "
 
+SECONDS_OF_SILENCE = 30.0
+"""After which people are told what a rank waits for; then after twice as long, and so on."""
+
+_REMEMBERED = 512
+"""Collectives, of which there are fewer between two in which each rank waits for all: so far can a
+rank that exchanges rows with some alone be ahead of another.
+"""
+
+
+class Rows(NamedTuple):
+    """The rows that a rank exchanges with those of its group.
+
+    Attributes:
+        ranks: of the group.
+        sent: to each of them.
+        received: from each of them.
+    """
+
+    ranks: Sequence[int]
+    sent: Sequence[int]
+    received: Sequence[int]
+
+    def among(self, rank: int) -> tuple[int, int] | None:
+        """Those sent to a rank and received from it; ``None`` if it is not in the group."""
+        if rank not in self.ranks:
+            return None
+        place = self.ranks.index(rank)
+        return self.sent[place], self.received[place]
+
 
 class Asked(NamedTuple):
     """A collective that this rank has asked for.
@@ -42,11 +74,13 @@ class Asked(NamedTuple):
         number: how many it had asked for before.
         what: its kind, shape and dtype, which all ranks have alike.
         is_of_host: whether this process waits for its end; for that of others its device does.
+        rows: of an exchange.
     """
 
     number: int
     what: str
     is_of_host: bool = True
+    rows: Rows | None = None
 
 
 class Board:
@@ -61,6 +95,15 @@ class Board:
     def __init__(self) -> None:
         self.number = self.digest = 0
         self.is_over = self._has_ended = False
+        self._asked: list[Asked | None] = [None] * _REMEMBERED
+
+    def ask(self, what: str, is_of_host: bool = True, rows: Rows | None = None) -> Asked:
+        """Count a collective, of which all ranks ask for the same."""
+        asked = Asked(self.number, what, is_of_host, rows)
+        self._asked[asked.number % _REMEMBERED] = asked
+        self.number += 1
+        self.digest = zlib.crc32(what.encode(), self.digest)
+        return asked
 
     def look(self, asked: Asked, line: str = "") -> None:
         """Say what this rank has waited for, and see what the others have said.
@@ -70,26 +113,71 @@ class Board:
             line: of the program; default: the one that runs in this thread.
 
         Raises:
-            RanksDivergedError: another rank, which has asked for as many before, waits for another,
-                or its script has come to its end.
+            RanksDivergedError: another rank waits for another than this one, which is as far or
+                was there, or for other rows of it; or its script has come to its end.
             CollectiveError: another rank has failed.
         """
         line = line or line_of_program()
         # A thread says what a device waits for, and knows nothing of the program's own word.
         kind = "" if asked.is_of_host else _OF_DEVICE
-        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line}", kind)
+        rows = json.dumps([*map(list, asked.rows)]) if asked.rows else ""
+        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{rows}\n{line}", kind)
         for rank, state, rest in self._others() or []:
             mine = f"rank {WORLD.rank} of {WORLD.size} waits for {asked.what}"
             if state == _FAILED:
                 raise CollectiveError(f"{mine} at {line}, but {self.gone()}")
             if state == _ENDED and int(rest[0]) <= asked.number:
                 raise RanksDivergedError(f"{mine} at {line}, but {self.gone()}: {ADVICE}")
-            if state == _WAITS and int(rest[0]) == asked.number and rest[1] != asked.what:
-                raise RanksDivergedError(
-                    "ranks ask for different collectives:\n"
-                    f"  rank {WORLD.rank}: {asked.what} at {line}\n"
-                    f"  rank {rank}: {rest[1]} at {rest[2]}\n{ADVICE}"
-                )
+            if state == _WAITS:
+                self._compare(asked, line, rank, rest)
+
+    def _compare(self, asked: Asked | None, line: str, rank: int, said: list[str]) -> None:
+        """Refuse what another rank waits for, if this one asks or has asked for something else.
+
+        A collective of some rows ends on ranks that exchange none with the one that is missing. So
+        ranks can wait for the same one in vain, or for others that do not have the same number.
+
+        Args:
+            asked: what this rank waits for; ``None``: nothing, as its script has ended.
+            line: where, of the program.
+            rank: the other one.
+            said: the number, the name, the rows and the line of what it waits for.
+        """
+        number, what, listed, there = said
+        is_here = asked is not None and asked.number == int(number)
+        mine = asked if is_here else self._asked[int(number) % _REMEMBERED]
+        if mine is None or mine.number != int(number):
+            return
+        place = f"at {line}" if is_here else f"before {line}"
+        if mine.what != what:
+            raise RanksDivergedError(
+                "ranks ask for different collectives:\n"
+                f"  rank {WORLD.rank}: {mine.what} {place}\n"
+                f"  rank {rank}: {what} at {there}\n{ADVICE}"
+            )
+        if mine.rows is None or not listed:
+            return
+        ours, theirs = mine.rows.among(rank), Rows(*json.loads(listed)).among(WORLD.rank)
+        if ours is not None and theirs is not None and ours != theirs[::-1]:
+            raise RanksDivergedError(
+                f"ranks exchange different rows in {what}:\n"
+                f"  rank {WORLD.rank} sends {ours[0]} to rank {rank} and receives {ours[1]}, "
+                f"{place}\n  rank {rank} receives {theirs[1]} and sends {theirs[0]}, at {there}\n"
+                f"{ADVICE}"
+            )
+
+    def missing(self, asked: Asked) -> list[int]:
+        """The ranks that do not wait for a collective, nor for a later one, as far as they say.
+
+        Nobody, if a lower rank than this one waits: it tells people.
+        """
+        waiting = {
+            rank for rank, state, rest in self._others() or []
+            if state == _WAITS and int(rest[0]) >= asked.number
+        }  # fmt: skip
+        if any(rank < WORLD.rank for rank in waiting):
+            return []
+        return [rank for rank in range(WORLD.size) if rank not in {*waiting, WORLD.rank}]
 
     def beat(self, text: str) -> None:
         """Say that this rank lives, and anything else."""
@@ -152,8 +240,10 @@ class Board:
                 elif state == _WAITS and int(rest[0]) >= self.number:
                     raise RanksDivergedError(
                         f"the script has come to its end on rank {WORLD.rank}, and rank {rank} "
-                        f"waits for {rest[1]} at {rest[2]}: {ADVICE}"
+                        f"waits for {rest[1]} at {rest[3]}: {ADVICE}"
                     )
+                elif state == _WAITS:
+                    self._compare(None, "the end of the script", rank, rest)
         _leave_together()
         return [found[rank] for rank in range(WORLD.size)]
 
@@ -180,7 +270,7 @@ class Board:
             try:
                 if rank == WORLD.rank or not store.check([key]):
                     continue
-                state, *rest = store.get(key).decode().split("\n", 3)
+                state, *rest = store.get(key).decode().split("\n", 4)
             except (RuntimeError, ConnectionError):  # with the rank that had the store
                 return None
             found.append((rank, state, rest))

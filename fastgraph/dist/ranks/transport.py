@@ -7,7 +7,8 @@ Every rank must issue the same collectives in the same order. Nothing else in th
 from __future__ import annotations
 
 import pickle
-import zlib
+import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastgraph.dist.ranks.board import BOARD, Asked
+from fastgraph.dist.ranks import board
+from fastgraph.dist.ranks.board import BOARD, Asked, Rows
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.phases import RECORDER, Clock, Spent
@@ -208,6 +210,7 @@ class Exchange:
     def begin(self, sends: Sequence[int], receives: Sequence[int], group: Group | None) -> None:
         """Issue the collective."""
         rank, handle = (WORLD.rank, None) if group is None else (group.rank, group.handle)
+        ranks = range(WORLD.size) if group is None else group.ranks
         x = self._given
         given, taken = as_bytes(x), as_bytes(self._received)
 
@@ -217,7 +220,10 @@ class Exchange:
             )
 
         sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
-        self._asked = _issue("all_to_all", x.shape[1:], x.dtype, sent, collective, device=x.device)
+        rows = Rows(ranks, sends, receives)
+        self._asked = _issue(
+            "all_to_all", x.shape[1:], x.dtype, sent, collective, device=x.device, rows=rows
+        )
         if RECORDER.collectives is not None:
             self._recorded = RECORDER.collectives[-1], RECORDER.clock
 
@@ -326,6 +332,7 @@ def _issue(
     sent: int,
     *steps: Step,
     device: torch.device = HOST,
+    rows: Rows | None = None,
 ) -> Asked:
     """Begin each step of a collective and wait for it, if it gives what can be waited for."""
     if WORLD.is_alone:
@@ -342,7 +349,7 @@ def _issue(
     COUNTS.sent[kind] += sent
     is_recorded = RECORDER.collectives is not None
     since = RECORDER.clock.now() if is_recorded else None
-    asked = _ask(kind, shape, dtype, device)
+    asked = _ask(kind, shape, dtype, device, rows)
     if WORLD.check:
         _compare(f"{asked.what} at {line_of_program()}")
     for step in steps:
@@ -353,13 +360,14 @@ def _issue(
 
 
 def _ask(
-    kind: str, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device = HOST
+    kind: str,
+    shape: Sequence[int],
+    dtype: torch.dtype | None,
+    device: torch.device = HOST,
+    rows: Rows | None = None,
 ) -> Asked:
     """Count a collective, of which all ranks ask for the same."""
-    asked = Asked(BOARD.number, f"{kind} of {list(shape)} {dtype}", _is_of_host(device))
-    BOARD.number += 1
-    BOARD.digest = zlib.crc32(asked.what.encode(), BOARD.digest)
-    return asked
+    return BOARD.ask(f"{kind} of {list(shape)} {dtype}", _is_of_host(device), rows)
 
 
 def _is_of_host(device: torch.device) -> bool:
@@ -381,6 +389,7 @@ def _wait(work: dist.Work, asked: Asked) -> None:
         finally:
             WATCHDOG.was_told(watched)
         return
+    since, told_at = time.monotonic(), 0.0
     while True:
         was_completed = work.is_completed()
         try:
@@ -391,8 +400,25 @@ def _wait(work: dist.Work, asked: Asked) -> None:
                 raise _unfinished(asked, error) from error
         else:
             return
-        if not work.is_completed():
-            BOARD.look(asked)
+        if work.is_completed():
+            continue
+        BOARD.look(asked)
+        waited = time.monotonic() - since
+        if waited >= max(board.SECONDS_OF_SILENCE, 2 * told_at):
+            told_at = waited
+            _tell(asked, waited)
+
+
+def _tell(asked: Asked, waited: float) -> None:
+    """Tell people for whom this rank waits, who may do something for long, or never come."""
+    if missing := BOARD.missing(asked):
+        ranks = ", ".join(f"rank {rank}" for rank in missing)
+        print(
+            f"fastgraph.dist: rank {WORLD.rank} of {WORLD.size} has waited {waited:.0f} s for "
+            f"{asked.what} at {line_of_program()}; not there: {ranks}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _finish(step: Step, asked: Asked) -> None:

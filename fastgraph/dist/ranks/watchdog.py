@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fastgraph.dist.ranks import ending
+from fastgraph.dist.ranks import board, ending
 from fastgraph.dist.ranks.board import BOARD, Asked
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import (
@@ -29,9 +29,6 @@ from fastgraph.dist.ranks.world import (
 )
 
 _SECONDS_BETWEEN_LOOKS = 3.0
-
-_SECONDS_OF_SILENCE = 30.0
-"""After which people are told what the device waits for; then after twice as long, and so on."""
 
 
 @dataclass
@@ -112,7 +109,7 @@ class Watchdog:
         others = self._listen(now)
         BOARD.look(oldest.asked, oldest.line)
         waited = now - oldest.since
-        if waited >= max(_SECONDS_OF_SILENCE, 2 * self._told_at):
+        if waited >= max(board.SECONDS_OF_SILENCE, 2 * self._told_at):
             self._told_at = waited
             print(
                 f"fastgraph.dist: the device of rank {WORLD.rank} of {WORLD.size} has waited "
