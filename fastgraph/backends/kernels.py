@@ -390,7 +390,7 @@ class _Attention:
             grad,
             grad_alpha,
             grad_logsum,
-            *gradients,
+            *(gradients[i] for i in self._operator.differentiable),
         )
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
