@@ -6,8 +6,9 @@ import torch
 
 from fastgraph.backends.block_attention import block_attention_kernels
 from fastgraph.backends.building import NativeBuilder
+from fastgraph.backends.coo import coo_kernels
 from fastgraph.backends.edge_programs import edge_program_kernel
-from fastgraph.backends.kernels import dense_attention_kernels, native_kernels, spmm_coo_kernel
+from fastgraph.backends.kernels import dense_attention_kernels, native_kernels
 from fastgraph.machine import native
 from fastgraph.plugins.backend import FLOATING, Kernel
 from fastgraph.registry.operators import BIASED_ATTENTION, EDGE_ATTENTION
@@ -23,7 +24,7 @@ _KERNELS = native_kernels(
     by_destination={"segment_reduce"},
     more=(EDGE_ATTENTION, BIASED_ATTENTION),
 )
-_KERNELS["spmm_coo"] = spmm_coo_kernel(native.library)
+_KERNELS |= coo_kernels(native.library)
 _KERNELS |= dense_attention_kernels(native.library)
 _KERNELS |= block_attention_kernels(native.library, _KERNELS)
 _ROUNDED = {"edge_attention", "edge_attention_backward"}

@@ -17,6 +17,7 @@ from fastgraph.backends.tasks import Tasks
 from fastgraph.backends.tiles import TilesAttention, TilesSpmm
 from fastgraph.machine import native
 from fastgraph.plugins.backend import FLOATING, Kernel
+from fastgraph.registry.operators import BIASED_ATTENTION
 from fastgraph.tune.fastest import FastestAttention, FastestSpmm, Rival, seconds_on_gpu
 
 
@@ -44,9 +45,11 @@ class CudaBackend:
         self._library = library
         self._device_type = device_type
         self._generated = generated
-        at_once = {"gatv2", "gat", "attention"}
+        at_once = {"gatv2", "gat", "attention", "biased_attention"}
         tasks = Tasks(library)
-        kernels = native_kernels(library, tasks, at_once=at_once, leaves_out=False)
+        kernels = native_kernels(
+            library, tasks, at_once=at_once, leaves_out=False, more=(BIASED_ATTENTION,)
+        )
         rivals: dict[str, Rival] = {
             f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS
         }

@@ -93,10 +93,11 @@ class Aggregation(NamedTuple):
         return self._replace(known=KnownGraph(graph, edges.index))
 
     def _needs_no_graph(self, num_src: int, num_dst: int) -> bool:
-        """True for a sum of few channels that would be the only one to use the grouped edges."""
+        """True for a reduction of few channels that would be the only one to use grouped edges."""
         edges, weight = self.edges, self.weight
         if self.reduce not in SUMS:
-            return False
+            may_wait = self.ties != "winner" and self._has_coo_kernel(NARROW)
+            return may_wait and is_early_use(edges.index, num_src, num_dst)
         if edges.transpose:
             return self._has_coo_kernel(most_channels(edges.index, transpose=True))
         if self._has_coo_kernel(NARROW):
@@ -105,9 +106,9 @@ class Aggregation(NamedTuple):
         return may_wait and is_early_use(edges.index, num_src, num_dst)
 
     def _has_coo_kernel(self, most: int) -> bool:
-        edges = self.edges
-        kernel = coo_kernel(self.rows(), edges.index, edges.ptr, self.weight, self.num_out, most)
-        return kernel is not None
+        edges, operator = self.edges, "spmm" if self.reduce in SUMS else "segment_reduce"
+        given = self.rows(), edges.index, edges.ptr, self.weight, self.num_out
+        return coo_kernel(*given, most, operator) is not None
 
     def compute(self) -> Tensor:
         """The aggregated features."""
@@ -146,10 +147,13 @@ class Aggregation(NamedTuple):
         known = self.known
         if not isinstance(known, KnownGraph) or self.node_dim != 0 or not self.x.is_cpu:
             return self.num_out
-        most = most_channels_ever(self.edges.index, transpose=self.edges.transpose)
+        edges = self.edges
+        most = NARROW
+        if self.reduce in SUMS:
+            most = most_channels_ever(edges.index, transpose=edges.transpose)
         if self._has_coo_kernel(most):
             return self.num_out
-        return known.graph.count_rows(transpose=self.edges.transpose)
+        return known.graph.count_rows(transpose=edges.transpose)
 
     def rows(self) -> Tensor:
         """The features, nodes first."""

@@ -87,7 +87,8 @@ def attention(
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
         TypeError: ``seed`` is not a tensor.
-        IndexError: ``index`` points outside the nodes, or ``bias_index`` outside the table.
+        IndexError: ``index`` points outside the nodes, or ``bias_index`` outside the table; on a
+            GPU the latter makes scores NaN, as a look would wait for it.
     """
     if scale is None:
         scale = max(key.shape[-1], 1) ** -0.5

@@ -16,9 +16,11 @@ from fastgraph.ops.library import (
     is_defined_by,
     needs_torch_operations,
 )
+from fastgraph.ops.spmm_coo import NARROW, coo_kernel, is_checked
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
+    check_num_out,
     check_operands,
     flatten,
     topology,
@@ -99,9 +101,19 @@ def _segment_reduce(
     ties: str,
 ) -> tuple[Tensor, Tensor]:
     check_operands(x, index, ptr, weight)
-    graph = _rows(index, ptr, weight, x.shape[0], num_out, transpose)
-    kernel = REGISTRY.kernel("segment_reduce", device_type(x), x.dtype)
-    out, record = kernel(graph, flatten(x), weight, reduce, transpose, ties)
+    if (
+        is_checked(index)
+        and ties != "winner"
+        and (kernel := coo_kernel(x, index, ptr, weight, num_out, NARROW, "segment_reduce"))
+        is not None
+    ):
+        check_num_out(num_out)
+        options = (num_out, reduce, transpose, True, ties)
+        out, record = kernel(index, flatten(x), weight, *options)
+    else:
+        graph = _rows(index, ptr, weight, x.shape[0], num_out, transpose)
+        kernel = REGISTRY.kernel("segment_reduce", device_type(x), x.dtype)
+        out, record = kernel(graph, flatten(x), weight, reduce, transpose, ties)
     return (
         unflatten(out, num_out, *x.shape[1:]),
         unflatten(record, *_record_shape(x, num_out, ties)),

@@ -1,4 +1,4 @@
-"""Sums of few channels, for which edges need not be grouped.
+"""Sums and extrema of few channels, for which edges need not be grouped.
 
 To group edges takes several times as long as to add up so little along them, and to look for the
 weight of each edge in another order is what takes longest then. So ``spmm`` leaves such sums to the
@@ -8,6 +8,10 @@ times, of which the caller knows (:class:`UngroupedEdges`). Sums of one or two c
 or over reversed edges are always left to it, as bits must not depend on what is cached, and so are
 those of a few channels over few reversed edges; of more edges, the gradient of features groups them
 when it is asked for.
+
+Maxima and minima of one or two channels are left to ``segment_reduce_coo`` in the same way, along
+edges that are used for the first few times. Which edge an extremum came from is not recorded there,
+so that its gradient groups the edges, and compares.
 """
 
 from __future__ import annotations
@@ -47,12 +51,12 @@ Result = TypeVar("Result")
 
 
 class UngroupedEdges(NamedTuple):
-    """An ``edge_index`` whose indices are in range, and which sums need not group."""
+    """An ``edge_index`` whose indices are in range, and which a reduction need not group."""
 
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
 
     def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
-        """The result of ``compute(*arguments)``, in which sums along the edges group nothing."""
+        """The result of ``compute(*arguments)``, in which no reduction groups these edges."""
         before, _THREAD.index = _THREAD.index, self.index
         try:
             return compute(*arguments)
@@ -70,9 +74,15 @@ _SIGHTS = Sights(uses=16)
 
 
 def coo_kernel(
-    x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None, num_out: int, most: int
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    most: int,
+    operator: str = "spmm",
 ) -> Kernel | None:
-    """The kernel that adds up these features without a graph, if there is one for so few.
+    """The kernel that reduces these features without a graph, if there is one for so few.
 
     Args:
         x: as for :func:`fastgraph.ops.spmm`.
@@ -81,6 +91,7 @@ def coo_kernel(
         weight: likewise.
         num_out: number of aggregating nodes.
         most: the most channels.
+        operator: ``"spmm"`` or ``"segment_reduce"``.
     """
     num_in, channels = x.shape[0], x.shape[1:].numel()
     if (
@@ -91,7 +102,7 @@ def coo_kernel(
         or (num_in + num_out) * channels * x.element_size() > _MOST_BYTES
     ):
         return None
-    return REGISTRY.companion("spmm_coo", "spmm", x.dtype)
+    return REGISTRY.companion(f"{operator}_coo", operator, x.dtype)
 
 
 def most_channels(index: Tensor, *, transpose: bool) -> int:

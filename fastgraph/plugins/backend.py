@@ -27,6 +27,9 @@ the signatures of their kernels:
     ``x`` and ``out`` hold anything for ``"winner"``. If the kernel has a true attribute
     ``goes_by_records``, they also do where no number in ``record`` is above 0: who attains an
     extremum is known there.
+``segment_reduce_coo(index, x, weight, num_out, reduce, transpose, is_checked, ties)``
+    -> ``(out, record)``. To ``segment_reduce`` what ``spmm_coo`` is to ``spmm``; ``ties`` is not
+    ``"winner"``.
 
 ``edge_program(graph, operands, program, transpose) -> outputs``
     ``program`` is a :class:`fastgraph.edge_programs.program.Program`, of whose operands those of

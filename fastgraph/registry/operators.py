@@ -267,6 +267,7 @@ these names.
 """
 COMPANIONS: dict[str, Signature] = {
     "spmm_coo": _signature("index x weight num_out reduce transpose is_checked"),
+    "segment_reduce_coo": _signature("index x weight num_out reduce transpose is_checked ties"),
 }
 """Of kernels that a backend may have on the CPU besides one above, which does the same."""
 for _operator in ATTENTIONS:

@@ -25,6 +25,7 @@ from fastgraph.plugins.backend import accumulator
 from tests.graphs import mixed_communities
 from tests.native.attention_calls import ATTENTION_CALLS
 from tests.native.block_attention_calls import BLOCK_ATTENTION_CALLS
+from tests.native.coo_calls import COO_CALLS
 from tests.native.dense_attention_calls import DENSE_ATTENTION_CALLS
 from tests.native.drawing import (
     Draw,
@@ -39,7 +40,6 @@ from tests.native.drawing import (
 )
 from tests.native.sampling_calls import SAMPLING_CALLS
 from tests.native.shortest_paths_calls import SHORTEST_PATHS_CALLS
-from tests.native.spmm_coo_calls import SPMM_COO_CALLS
 from tests.native.token_calls import TOKEN_CALLS
 
 
@@ -583,7 +583,7 @@ CALLS = (
     *ATTENTION_CALLS,
     *DENSE_ATTENTION_CALLS,
     *BLOCK_ATTENTION_CALLS,
-    *SPMM_COO_CALLS,
+    *COO_CALLS,
     *SAMPLING_CALLS,
     *TOKEN_CALLS,
     *SHORTEST_PATHS_CALLS,

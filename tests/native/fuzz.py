@@ -43,7 +43,7 @@ BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
 UNTRUSTED = {("count_tile_columns", "windows"), ("fill_tiles", "ptr")}
 UNTRUSTED |= {
     (function, name)
-    for function in ("check_edges", "spmm_coo")
+    for function in ("check_edges", "spmm_coo", "segment_reduce_coo")
     for name in ("source", "destination")
 }
 UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "reductions")}

@@ -286,6 +286,17 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": torch.randn(graph.num_cols, 2),
             "out": torch.empty(graph.num_rows, 2),
         },
+        "segment_reduce_coo": {
+            "source": graph.col,
+            "destination": graph.row,
+            "transpose": False,
+            "is_checked": False,
+            "weight": torch.randn(graph.num_edges),
+            "is_max": True,
+            "x": torch.randn(graph.num_cols, 2),
+            "out": torch.empty(graph.num_rows, 2),
+            "ties": torch.empty(graph.num_rows, 2, dtype=torch.int32),
+        },
         "sddmm": {
             **matrix,
             "row_scale": torch.randn(graph.num_rows),
@@ -334,6 +345,7 @@ FUNCTIONS = (
     "spmm",
     "check_edges",
     "spmm_coo",
+    "segment_reduce_coo",
     "sddmm",
     "edge_softmax",
     "edge_softmax_backward",
@@ -372,6 +384,8 @@ LEADING_IN = {
     ("check_edges", "source"),
     ("spmm_coo", "source"),
     ("spmm_coo", "out"),
+    ("segment_reduce_coo", "source"),
+    ("segment_reduce_coo", "out"),
     ("dense_attention", "bias"),
     ("biased_attention", "table"),
     ("block_attention", "table"),
@@ -401,6 +415,8 @@ STRIDED = {
     ("check_edges", "destination"),
     ("spmm_coo", "source"),
     ("spmm_coo", "destination"),
+    ("segment_reduce_coo", "source"),
+    ("segment_reduce_coo", "destination"),
 }
 
 

@@ -47,7 +47,9 @@ HOST = (
     *EMULATOR,
     *(
         CSRC / "bindings" / f"{name}.cpp"
-        for name in ("content", "edge_program", "operators", "tasks", "tiles")
+        for name in (
+            *("biased_attention", "content", "edge_program", "operators", "tasks", "tiles"),
+        )
     ),
 )
 TVM_FFI = Path(tvm_ffi.__file__).parent

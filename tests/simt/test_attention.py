@@ -61,14 +61,14 @@ def inputs_of(
 
 def option_of(operator: str, inputs: Inputs) -> float:
     """The negative slope, or the factor of the scores."""
-    if operator != "attention":
+    if operator not in ("attention", "biased_attention"):
         return 0.2
     assert inputs[0] is not None
     return 1 / max(inputs[0].shape[-1], 1) ** 0.5
 
 
 def widened(tensors: Any) -> list[Any]:
-    return [None if t is None else t.double() for t in tensors]
+    return [t.double() if t is not None and t.is_floating_point() else t for t in tensors]
 
 
 def reference(operator: str, *arguments: Any) -> Any:

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/score_bias.h"
 #include "fastgraph/inline.h"
 #include "fastgraph/memory.h"
+#include "fastgraph/score_bias.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/types.h"
 

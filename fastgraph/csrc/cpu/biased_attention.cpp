@@ -1,11 +1,10 @@
 // Attention with something added to its scores, whose gradients are those of the scores, which
 // the pass over destinations leaves in the order of edges: so they are read from there, and a sum
 // over the edges of each type depends neither on the order of rows nor on how rows are cut.
-#include "cpu/biased_attention.h"
-
 #include <algorithm>
 
 #include "cpu/attention.h"
+#include "cpu/edge_bias.h"
 #include "cpu/kernels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"

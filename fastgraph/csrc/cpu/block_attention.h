@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "cpu/score_bias.h"
 #include "fastgraph/attention_arguments.h"
+#include "fastgraph/score_bias.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph {

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "bindings/attention_sizes.h"
+#include "bindings/score_bias_checks.h"
 #include "cpu/block_attention.h"
-#include "cpu/score_bias_checks.h"
 
 namespace fastgraph {
 namespace {

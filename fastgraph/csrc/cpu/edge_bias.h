@@ -5,22 +5,15 @@
 #include <cstdint>
 
 #include "cpu/bias_table.h"
-#include "cpu/score_bias.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/row_batch.h"
+#include "fastgraph/score_bias.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/types.h"
 
 namespace fastgraph {
-
-// A number of each edge and head, and one of its type, each of which may be left out.
-template <typename T>
-struct EdgeBiases {
-  ScoreBias<T> of_edges;
-  ScoreBias<T> of_types;
-};
 
 // Nothing, in passes whose code has no room for more.
 template <typename T>

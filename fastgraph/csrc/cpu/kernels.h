@@ -5,6 +5,7 @@
 
 #include "cpu/bad_index.h"
 #include "fastgraph/attention_arguments.h"
+#include "fastgraph/score_bias.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/tiles.h"
 #include "fastgraph/views.h"
@@ -155,6 +156,21 @@ template <typename T>
 void attention_backward_src(const OrderedCsr& transpose, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value);
+
+// Attention with something added to its scores. A row that this leaves no finite score has no
+// share: its output is the addend alone, its statistics and weights are 0. The pass over sources is
+// attention's own, which reads what the other pass has left.
+template <typename T>
+void biased_attention(const OrderedCsr& graph, const AttentionInputs<T>& in,
+                      const EdgeBiases<T>& bias, double scale, Dropout dropout,
+                      const SoftmaxOutputs<T>& outputs);
+
+template <typename T>
+void biased_attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in,
+                                   const EdgeBiases<T>& bias, double scale, Dropout dropout,
+                                   const SoftmaxGradients<T>& given, Accumulator<T>* between,
+                                   Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
+                                   const EdgeBiasGradients<T>& grad_bias);
 
 // Defines a kernel for all element types.
 #define FASTGRAPH_INSTANTIATE(kernel)                   \

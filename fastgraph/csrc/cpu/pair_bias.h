@@ -6,9 +6,9 @@
 
 #include "cpu/bias_table.h"
 #include "cpu/block_products.h"
-#include "cpu/score_bias.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
+#include "fastgraph/score_bias.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/types.h"
 

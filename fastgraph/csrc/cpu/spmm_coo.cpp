@@ -5,13 +5,11 @@
 #include "cpu/spmm_coo.h"
 
 #include <algorithm>
-#include <atomic>
 #include <type_traits>
 #include <vector>
 
 #include "cpu/indices.h"
 #include "fastgraph/memory.h"
-#include "fastgraph/parallel.h"
 #include "fastgraph/schedule.h"
 #include "fastgraph/simd.h"
 
@@ -144,32 +142,6 @@ void add_up_padded(const Coo<Index>& graph, const T* weight, Accumulator<T>* inv
 
 }  // namespace
 
-template <typename Index>
-bool are_in_range(const Coo<Index>& graph, BadIndex& bad) {
-  constexpr int64_t kStep = 1 << 14;  // entries of a task
-  const int64_t size = graph.row.size;
-  const auto last_row = static_cast<uint64_t>(graph.num_rows) - 1;
-  const auto last_col = static_cast<uint64_t>(graph.num_cols) - 1;
-  std::atomic<bool> valid{true};
-  with_access(graph.row, [&](auto row_of) {
-    with_access(graph.col, [&](auto col_of) {
-      for_each_task((size + kStep - 1) / kStep, size, [&](int64_t step) {
-        // The highest bit is set as soon as an index is negative, or what is left from it to the
-        // last one.
-        uint64_t bits = 0;
-        for (int64_t e = step * kStep; e < std::min((step + 1) * kStep, size); ++e) {
-          const auto row = static_cast<uint64_t>(static_cast<int64_t>(row_of(e)));
-          const auto col = static_cast<uint64_t>(static_cast<int64_t>(col_of(e)));
-          bits |= row | (last_row - row) | col | (last_col - col);
-        }
-        if (bits >> 63) valid.store(false, std::memory_order_relaxed);
-      });
-    });
-  });
-  if (!valid.load()) bad = find_bad_index(graph.row, graph.col, graph.num_rows, graph.num_cols);
-  return valid.load();
-}
-
 template <typename T, typename Index>
 void spmm_coo(const Coo<Index>& graph, const T* weight, Accumulator<T>* inverse_degree,
               const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
@@ -180,7 +152,6 @@ void spmm_coo(const Coo<Index>& graph, const T* weight, Accumulator<T>* inverse_
 }
 
 #define FASTGRAPH_INSTANTIATE_COO(Index)                                  \
-  template bool are_in_range(const Coo<Index>&, BadIndex&);               \
   template decltype(spmm_coo<float, Index>) spmm_coo<float, Index>;       \
   template decltype(spmm_coo<double, Index>) spmm_coo<double, Index>;     \
   template decltype(spmm_coo<bfloat16, Index>) spmm_coo<bfloat16, Index>; \

@@ -1,24 +1,11 @@
-// Edges in the order in which they were given.
+// Sums of few columns over edges that are not grouped.
 #pragma once
 
-#include "cpu/kernels.h"
+#include "cpu/coo.h"
 
 namespace fastgraph {
 
-// A sparse matrix in coordinate format: entry e stands in row row[e] and column col[e].
-template <typename Index>
-struct Coo {
-  Indices<Index> row;
-  Indices<Index> col;
-  int64_t num_rows;
-  int64_t num_cols;
-};
-
 constexpr int kMostColumns = 8;
-
-// Whether all entries are inside the matrix; if not, with the first index that is not.
-template <typename Index>
-bool are_in_range(const Coo<Index>& graph, BadIndex& bad);
 
 // out[i] = the sum of weight[e] * col_scale[j] * x[j] over the entries e in row i and any column j,
 // each bit as spmm has it on the same entries grouped by row. Where inverse_degree is not null, it

@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_windows_merge(Attenti
   const int64_t first = window.row * static_cast<int64_t>(kTileRows);
   for (int64_t head = blockIdx.y; head < op.outputs.out.heads; head += gridDim.y) {
     for (int64_t r = 0; r < kTileRows && first + r < op.outputs.out.nodes; ++r) {
-      merge_row(op.outputs, first + r, head, op.is_empty(first + r), op.sums_of_pieces,
+      merge_row(op.outputs, first + r, head, op.is_empty(first + r), false, op.sums_of_pieces,
                 op.stats_of_pieces, [&](const auto& body) {
                   for_each_piece(window, [&](int64_t piece) { body(piece * kTileRows + r); });
                 });

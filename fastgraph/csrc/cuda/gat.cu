@@ -35,7 +35,7 @@ template <typename T>
 struct GatScores {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kEdges = false, kScores = false, kTogether = false;
+  static constexpr bool kEdges = false, kScores = false, kBiased = false, kTogether = false;
   static constexpr int kRows = 1;
 
   NodeScores<T> scores;

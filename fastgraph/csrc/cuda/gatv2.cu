@@ -70,7 +70,7 @@ struct Gatv2Scores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
-  static constexpr bool kTogether = !kEdges && std::is_same_v<T, float>;
+  static constexpr bool kBiased = false, kTogether = !kEdges && std::is_same_v<T, float>;
   static constexpr int kRows = kEdges ? 3 : 1;
 
   Additive<T, kEdges> additive;

@@ -8,6 +8,7 @@
 
 #include "cuda/queue.h"
 #include "fastgraph/attention_arguments.h"
+#include "fastgraph/score_bias.h"
 #include "fastgraph/tasks.h"
 #include "fastgraph/tiles.h"
 #include "fastgraph/types.h"
@@ -133,6 +134,21 @@ cudaError_t attention_backward(Queue& queue, const CutCsr& graph, const CutCsr& 
                                const SoftmaxGradients<T>& given, Heads<T> grad_query,
                                Heads<T> grad_key, Heads<T> grad_value,
                                Matrix<Accumulator<T>> grad_edge);
+
+// Both with something added to scores. A type that the table does not have makes a score NaN.
+template <typename T>
+cudaError_t biased_attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
+                             const EdgeBiases<T>& biases, double scale, Dropout dropout,
+                             const SoftmaxOutputs<T>& outputs);
+
+template <typename T>
+cudaError_t biased_attention_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                                      const AttentionInputs<T>& in, const EdgeBiases<T>& biases,
+                                      double scale, Dropout dropout,
+                                      const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                                      Heads<T> grad_key, Heads<T> grad_value,
+                                      Matrix<Accumulator<T>> grad_edge,
+                                      const EdgeBiasGradients<T>& grad_bias);
 
 // An edge program, whose code and lists of operands and outputs are the host's.
 template <typename T>

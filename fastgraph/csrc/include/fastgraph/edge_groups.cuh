@@ -310,8 +310,9 @@ __device__ void add_products(const Part<L>& part, int64_t width, const typename 
 // A pass provides hold(part, row), what a group holds of its row; gather(part, entries), the rows
 // of some entries; add_dots(part, held, gathered, entries, dots), which adds a lane's part of the
 // dot products, as wide as dot_width(), that it asks for by kScores and kProducts; and
-// score_of_dot(dot). kEdges tells whether it needs to know the edges of entries, and kRows for how
-// many rows each entry takes registers.
+// score_of_dot(dot). kEdges tells whether it needs to know the edges of entries, kBiased whether
+// biased(score, edge, head) adds something of these to their scores, and kRows for how many rows
+// each entry takes registers.
 template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, kCount> find_parts(const P& pass, const Part<L>& part, int64_t row,
                                                   const Held& held, const Entries<kCount>& entries,
@@ -338,6 +339,9 @@ __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& p
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
     if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(part.lanes.sum(dots.score[u]));
+    if constexpr (P::kBiased) {
+      dots.score[u] = pass.biased(dots.score[u], entries.edge[u], part.head);
+    }
     if constexpr (P::kProducts) dots.product[u] = part.lanes.sum(dots.product[u]);
   }
   return dots;
@@ -376,7 +380,13 @@ __device__ Dots<typename L::A, 1> find_own_dots(const P& pass, const Part<L>& pa
     };
     const bool mine = number >= 0 && number < kCount;
     if constexpr (P::kScores) {
-      const A score = pass.score_of_dot(dot(0));
+      A score = pass.score_of_dot(dot(0));
+      if constexpr (P::kBiased) {
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          if (number == u) score = pass.biased(score, entries.edge[u], part.head);
+        }
+      }
       if (mine) own.score[0] = score;
     }
     const A product = dot(Sums::kFirstProduct);

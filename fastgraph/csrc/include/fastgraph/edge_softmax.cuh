@@ -68,7 +68,7 @@ struct OnlineSoftmax {
 };
 
 // Writes a row's largest score and inverse sum of exponentials, zeros for an empty one, and returns
-// the latter.
+// the latter. A row is empty, too, if biases leave it no finite score.
 template <typename A>
 __device__ A finish_stats(A* stats, A largest, A total, bool empty, bool writes) {
   const A inverse = empty ? A{0} : 1 / total;
@@ -102,8 +102,9 @@ struct ForwardPass {
                          const OnlineSoftmax<L>& softmax) const {
     const bool writes = part.lanes.lane == 0 && part.first == 0;
     if (span.piece < 0) {
+      const bool empty = span.begin == span.end || (S::kBiased && softmax.total == 0);
       const A inverse = finish_stats(outputs.stats.at(span.row, part.head), softmax.largest,
-                                     softmax.total, span.begin == span.end, writes);
+                                     softmax.total, empty, writes);
       // Found before the loops, what is added would occupy registers all the time.
       const T* addend = outputs.addend_of(computed_here(span.row), part.head);
       part.store(softmax.sums, outputs.out, span.row, inverse, addend);
@@ -176,10 +177,11 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
 }
 
 // The softmax of a row, from those of its pieces: for_each(body) calls body(piece) for them, in
-// order. All threads of a block find the sum of exponentials, each the values of its channels.
+// order. Where it is `biased`, a row without finite scores is empty, too. All threads of a block
+// find the sum of exponentials, each the values of its channels.
 template <typename T, typename ForEach>
 __device__ void merge_row(const SoftmaxOutputs<T>& outputs, int64_t row, int64_t head, bool empty,
-                          const Heads<Accumulator<T>>& sums_of_pieces,
+                          bool biased, const Heads<Accumulator<T>>& sums_of_pieces,
                           const SoftmaxStats<Accumulator<T>>& stats_of_pieces,
                           const ForEach& for_each) {
   using A = Accumulator<T>;
@@ -193,8 +195,8 @@ __device__ void merge_row(const SoftmaxOutputs<T>& outputs, int64_t row, int64_t
     const A* stats = stats_of_pieces.at(piece, head);
     total += weight_of(stats[0], largest) * stats[1];
   });
-  const A inverse =
-      finish_stats(outputs.stats.at(row, head), largest, total, empty, threadIdx.x == 0);
+  const A inverse = finish_stats(outputs.stats.at(row, head), largest, total,
+                                 empty || (biased && total == 0), threadIdx.x == 0);
   const T* addend = outputs.addend_of(row, head);
   for (int64_t f = threadIdx.x; f < out.width; f += kBlockThreads) {
     A sum = 0;
@@ -211,11 +213,12 @@ __device__ void merge_row(const SoftmaxOutputs<T>& outputs, int64_t row, int64_t
 // The same for rows that were cut.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
-    merge_softmax(CutCsr graph, SoftmaxOutputs<T> outputs, Heads<Accumulator<T>> sums_of_pieces,
+    merge_softmax(CutCsr graph, SoftmaxOutputs<T> outputs, bool biased,
+                  Heads<Accumulator<T>> sums_of_pieces,
                   SoftmaxStats<Accumulator<T>> stats_of_pieces) {
   const CutRow row = graph.cut_rows[blockIdx.x];
   for (int64_t head = blockIdx.y; head < outputs.out.heads; head += gridDim.y) {
-    merge_row(outputs, row.row, head, false, sums_of_pieces, stats_of_pieces,
+    merge_row(outputs, row.row, head, false, biased, sums_of_pieces, stats_of_pieces,
               [&](const auto& body) { for_each_piece(row, body); });
   }
 }
@@ -288,7 +291,7 @@ cudaError_t run_forward(Queue& queue, const char* name, const CutCsr& graph, con
   if (error == cudaSuccess) {
     const dim3 grid(static_cast<unsigned>(graph.num_cut), heads);
     error = launch({"merge_softmax", grid, kBlockThreads, 0, queue.stream()}, merge_softmax<T>,
-                   graph, outputs, pass.sums_of_pieces, pass.stats_of_pieces);
+                   graph, outputs, S::kBiased, pass.sums_of_pieces, pass.stats_of_pieces);
   }
   if (error != cudaSuccess || pass.score == nullptr) return error;
   const auto blocks =

@@ -24,7 +24,7 @@ template <typename T>
 struct DestinationPass {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kProducts = true, kCorrects = false;
+  static constexpr bool kProducts = true, kCorrects = false, kBiased = false;
 
   CutCsr graph;
   Keep<A> keep;
@@ -369,7 +369,7 @@ template <typename T>
 struct SourcePass {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kProducts = true;
+  static constexpr bool kProducts = true, kBiased = false;
 
   CutCsr graph;
   Keep<A> keep;

@@ -2,6 +2,7 @@
 #include <tvm/ffi/function.h>
 
 #include "bindings/checks.h"
+#include "cpu/segment_reduce_coo.h"
 #include "cpu/spmm_coo.h"
 #include "cpu/throw_bad_index.h"
 
@@ -34,15 +35,30 @@ void bind_check_edges(Tensor source, Tensor destination, int64_t num_sources,
   with_coo(source, destination, num_sources, num_destinations, false, false, [](const auto&) {});
 }
 
+// The same of edges that lead rows of x to those of out.
+template <typename Body>
+void with_coo_between(const Tensor& source, const Tensor& destination, const Tensor& x,
+                      const Tensor& out, bool transpose, bool is_checked, const Body& body) {
+  const int64_t num_sources = (transpose ? out : x).size(0);
+  const int64_t num_destinations = (transpose ? x : out).size(0);
+  with_coo(source, destination, num_sources, num_destinations, transpose, is_checked, body);
+}
+
+int64_t checked_width(const Tensor& x, const Tensor& out, int64_t most) {
+  check_ndim(x, 2, "x");
+  check_ndim(out, 2, "out");
+  const int64_t width = x.size(1);
+  if (width < 1 || width > most) {
+    TVM_FFI_THROW(ValueError) << "x must have 1 to " << most << " channels, got " << width;
+  }
+  return width;
+}
+
 void bind_spmm_coo(Tensor source, Tensor destination, bool transpose, bool is_checked,
                    OptionalTensor weight, OptionalTensor inverse_degree, OptionalTensor col_scale,
                    Tensor x, Tensor out) {
-  check_ndim(x, 2, "x");
-  check_ndim(out, 2, "out");
-  const int64_t num_rows = out.size(0), num_cols = x.size(0), width = x.size(1);
-  if (width < 1 || width > kMostColumns) {
-    TVM_FFI_THROW(ValueError) << "x must have 1 to " << kMostColumns << " channels, got " << width;
-  }
+  const int64_t width = checked_width(x, out, kMostColumns);
+  const int64_t num_rows = out.size(0), num_cols = x.size(0);
   const auto compute = [&](const auto& graph) {
     dispatch_features(x, "x", [&](auto type) {
       using T = decltype(type);
@@ -55,9 +71,25 @@ void bind_spmm_coo(Tensor source, Tensor destination, bool transpose, bool is_ch
       with_memory([&] { spmm_coo<T>(graph, weights, of_rows, of_cols, from, to); });
     });
   };
-  if (transpose)
-    return with_coo(source, destination, num_rows, num_cols, true, is_checked, compute);
-  with_coo(source, destination, num_cols, num_rows, false, is_checked, compute);
+  with_coo_between(source, destination, x, out, transpose, is_checked, compute);
+}
+
+void bind_segment_reduce_coo(Tensor source, Tensor destination, bool transpose, bool is_checked,
+                             OptionalTensor weight, bool is_max, Tensor x, Tensor out,
+                             OptionalTensor ties) {
+  const int64_t width = checked_width(x, out, kMostColumnsOfExtrema);
+  const int64_t num_rows = out.size(0), num_cols = x.size(0);
+  const auto compute = [&](const auto& graph) {
+    dispatch_features(x, "x", [&](auto type) {
+      using T = decltype(type);
+      const auto weights = checked<const T>(weight, {graph.row.size}, "weight");
+      const auto from = checked_matrix<const T>(x, num_cols, width, "x");
+      const auto to = checked_matrix<T>(out, num_rows, width, "out");
+      const auto shares = checked<int32_t>(ties, {num_rows, width}, "ties");
+      with_memory([&] { segment_reduce_coo<T>(graph, weights, is_max, from, to, shares); });
+    });
+  };
+  with_coo_between(source, destination, x, out, transpose, is_checked, compute);
 }
 
 }  // namespace
@@ -65,3 +97,4 @@ void bind_spmm_coo(Tensor source, Tensor destination, bool transpose, bool is_ch
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_edges, fastgraph::bind_check_edges);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(spmm_coo, fastgraph::bind_spmm_coo);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_reduce_coo, fastgraph::bind_segment_reduce_coo);

@@ -4,11 +4,12 @@
 #include <cstdint>
 
 #include "bindings/checks.h"
-#include "cpu/score_bias.h"
+#include "fastgraph/score_bias.h"
 
 namespace fastgraph {
 
-// Types of entries, which are looked at: they say where kernels read.
+// Types of entries, which are looked at where that is possible: they say where kernels read. On a
+// GPU kernels do that themselves.
 inline EntryTypes checked_types(const Tensor& types, int64_t entries, int64_t num_types,
                                 const char* name) {
   check_place(types, name);
@@ -23,7 +24,7 @@ inline EntryTypes checked_types(const Tensor& types, int64_t entries, int64_t nu
   check_shape(types, {entries}, name);
   if (!types.IsContiguous()) refuse_strides(types, name);
   const EntryTypes found{memory_of<const char>(types, name), dtype.bits / 8};
-  if (entries == 0) return found;
+  if (entries == 0 || !kReadable) return found;
   found.visit([&](const auto* type) {
     auto least = *type, most = *type;
     for (int64_t i = 0; i < entries; ++i) {

@@ -1,11 +1,11 @@
-// The functions of attention with a bias, which CPUs alone have.
+// The functions of attention with a bias. Compiled for each kind of device.
 #include <tvm/ffi/function.h>
 
 #include <cstdint>
 
 #include "bindings/attention_sizes.h"
-#include "cpu/biased_attention.h"
-#include "cpu/score_bias_checks.h"
+#include "bindings/checks.h"
+#include "bindings/score_bias_checks.h"
 
 namespace fastgraph {
 namespace {
@@ -45,6 +45,42 @@ void bind_biased_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
              sizes.outputs<T>(out, stats, alpha, addend));
   });
 }
+
+#ifdef FASTGRAPH_BACKWARD_AT_ONCE
+
+void bind_biased_attention_backward(
+    Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut, OptionalTensor order,
+    Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t num_cut_t,
+    OptionalTensor order_t, Tensor query, Tensor key, Tensor value, OptionalTensor edge,
+    OptionalTensor bias, OptionalTensor table, OptionalTensor bias_index, double scale,
+    double dropout, int64_t seed, Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+    OptionalTensor grad_logsum, Tensor grad_query, Tensor grad_key, Tensor grad_value,
+    OptionalTensor grad_edge, OptionalTensor grad_bias, OptionalTensor grad_table) {
+  Call call(key);
+  const BiasedAttentionArguments arguments{{query, key, value, edge}, bias, table, bias_index};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
+  check_shape(col_t, {sizes.edges}, "col_t");
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut_t, order_t);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  check_given_together(bias, "bias", grad_bias, "grad_bias");
+  check_given_together(table, "table", grad_table, "grad_table");
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    const EdgeBiases<T> biases = arguments.checked_biases<T>(sizes);
+    call.run(kernels::biased_attention_backward<T>, graph, transpose,
+             arguments.checked_for<T>(sizes), biases, scale, checked_dropout(dropout, seed),
+             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
+             sizes.extended_rows<T>(grad_query, "grad_query"),
+             sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"),
+             sizes.of_edges<Accumulator<T>>(grad_edge, "grad_edge"),
+             EdgeBiasGradients<T>{sizes.edge_scores<T>(grad_bias, "grad_bias"),
+                                  checked_matrix<T>(grad_table, biases.of_types.values.rows,
+                                                    sizes.heads, "grad_table")});
+  });
+}
+
+#else
 
 void bind_biased_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id,
                                         int64_t num_cut, OptionalTensor order, Tensor query,
@@ -100,11 +136,17 @@ void bind_biased_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalT
   });
 }
 
+#endif
+
 }  // namespace
 }  // namespace fastgraph
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(biased_attention, fastgraph::bind_biased_attention);
+#ifdef FASTGRAPH_BACKWARD_AT_ONCE
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(biased_attention_backward, fastgraph::bind_biased_attention_backward);
+#else
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(biased_attention_backward_dst,
                               fastgraph::bind_biased_attention_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(biased_attention_backward_src,
                               fastgraph::bind_biased_attention_backward_src);
+#endif

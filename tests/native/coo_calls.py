@@ -61,4 +61,43 @@ def spmm_coo(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
-SPMM_COO_CALLS = (check_edges, spmm_coo)
+def segment_reduce_coo(lib: Library, draw: Draw) -> Prepared:
+    row, col, num_rows, num_cols = draw.edges()
+    index_dtype, dtype = draw.index_dtype(), draw.element()
+    width, transpose, is_max = draw.one_of(1, 2), draw.flag(), draw.flag()
+    weight = draw.maybe(draw.features(dtype, row.numel()))
+    x = draw.features(dtype, num_cols, width)
+    special = draw.with_specials(x)
+    out = torch.full((num_rows, width), 77.0, dtype=dtype)
+    ties = draw.maybe(torch.full(out.shape, -77, dtype=torch.int32))
+    ends = draw.indices(col, index_dtype), draw.indices(row, index_dtype)
+    call = {
+        "source": ends[int(transpose)],
+        "destination": ends[int(not transpose)],
+        "transpose": transpose,
+        "is_checked": False,
+        "weight": weight,
+        "is_max": is_max,
+        "x": x,
+        "out": out,
+        "ties": ties,
+    }
+
+    def check(_: Any) -> None:
+        if special:
+            return
+        messages = x[col] if weight is None else x[col] * weight[:, None]
+        places = row[:, None].expand(messages.shape)
+        reduce = "amax" if is_max else "amin"
+        expected = torch.zeros(out.shape, dtype=dtype)
+        expected.scatter_reduce_(0, places, messages, reduce, include_self=False)
+        assert torch.equal(out, expected)
+        if ties is not None:
+            attained = (messages == expected[row]).int()
+            counts = torch.zeros(out.shape, dtype=torch.int32).scatter_add_(0, places, attained)
+            assert torch.equal(ties, counts + ((counts > 0) & (expected == 0)))
+
+    return call, check
+
+
+COO_CALLS = (check_edges, spmm_coo, segment_reduce_coo)
