@@ -22,6 +22,7 @@ _KERNELS = native_kernels(
     at_once={"gat"},
     leaves_out=True,
     by_destination={"segment_reduce"},
+    writes_edges={"gatv2", "edge_attention"},
     more=(EDGE_ATTENTION, BIASED_ATTENTION),
 )
 _KERNELS |= coo_kernels(native.library)

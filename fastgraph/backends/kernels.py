@@ -40,6 +40,7 @@ def native_kernels(
     at_once: Collection[str],
     leaves_out: bool,
     by_destination: Collection[str] = (),
+    writes_edges: Collection[str] = (),
     more: Sequence[Attention] = (),
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
@@ -51,9 +52,11 @@ def native_kernels(
         leaves_out: whether functions for gradients take ``None`` for those of optional operands and
             of ``head_scores`` that nobody wants. The others are written, wanted or not.
         by_destination: ``"segment_reduce"`` where its backward pass goes along destinations.
+        writes_edges: attention operators whose backward passes write the gradients of what edges
+            carry for all heads. The others add to them what each head has.
         more: attention operators that not every library has, and this one does.
     """
-    device = _Device(library, rows, leaves_out)
+    device = _Device(library, rows, leaves_out, writes_edges)
     plain = _Plain(device)
     kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
@@ -152,6 +155,7 @@ class _Device(NamedTuple):
     library: Callable[[], Any]
     rows: GroupedRows
     leaves_out: bool
+    writes_edges: Collection[str] = ()
 
 
 class _Plain:
@@ -418,6 +422,9 @@ class _Attention:
         ]
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
-        if self._operator.shared_by_heads[position]:
-            return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
-        return new_rows(tensor, tensor.shape)
+        if not self._operator.shared_by_heads[position]:
+            return new_rows(tensor, tensor.shape)
+        dtype = accumulator(tensor.dtype)
+        if self._name in self._device.writes_edges:
+            return new_rows(tensor, tensor.shape, dtype)
+        return torch.zeros_like(tensor, dtype=dtype)

@@ -78,6 +78,8 @@ def _least(module: TransformerConv, args: tuple[Any, ...], kwargs: dict[str, Any
     target = x[-1] if isinstance(x, (tuple, list)) and x else x
     if not isinstance(target, Tensor) or target.dim() == 0:
         return ATTENTION
+    if module.edge_dim <= 4 * module.out_channels and is_folded_by_operator(target):
+        return ATTENTION
     least = max(ATTENTION.training, _FEW_NEIGHBOURS * target.shape[0])
     return ATTENTION._replace(training=least)
 

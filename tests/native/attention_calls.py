@@ -161,8 +161,10 @@ class Attention:
         tensor = self.inputs[name]
         if tensor is None:
             return None
-        if name == "edge":  # added to by each head
-            return torch.zeros_like(tensor, dtype=self.stats.dtype)
+        if name == "edge":
+            # These two write it, and each head of the others adds to it.
+            before = 77.0 if self.operator in ("gatv2", "edge_attention") else 0.0
+            return torch.full_like(tensor, before, dtype=self.stats.dtype)
         return torch.full_like(tensor, 77.0)
 
     def _check(

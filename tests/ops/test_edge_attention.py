@@ -87,6 +87,22 @@ def test_every_number_of_heads_and_channels(sizes: tuple[int, int], heads: int) 
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("sizes", [(16, 4), (8, 7), (16, 33)])
+def test_rows_of_all_lengths(sizes: tuple[int, int], heads: int) -> None:
+    """Some without edges, short ones beside each other, a long one, and one that is cut."""
+    few = torch.stack([torch.randint(90, (160,)), torch.randint(2, 60, (160,))])
+    many = torch.stack([torch.randint(90, (4_240,)), (torch.arange(4_240) >= 140).long()])
+    mixed = torch.cat([few, many], 1)
+    edges = torch.cat([mixed[:, torch.randperm(mixed.shape[1])], torch.tensor([[1], [1]])], 1)
+    case = Case("mixed", edges, 90, 70)
+    inputs = inputs_of(case, heads, *sizes)
+    ours = with_gradients(lambda t: both(call(t, case.edge_index)), inputs)
+    theirs = with_gradients(lambda t: both(upstream(t, case)), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("edge_dim", [1, 5, 16, 40])
 def test_errors_are_no_larger_than_upstreams(edge_dim: int, dtype: torch.dtype) -> None:

@@ -3,7 +3,6 @@
 // and of the value, so queries and outputs are wider by as much.
 #include "cpu/attention.h"
 
-#include "cpu/edge_attention.h"
 #include "cpu/kernels.h"
 
 namespace fastgraph {
@@ -129,18 +128,8 @@ void attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& i
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
-  attention_backward_dst_with_sums<T>(graph, in, scale, dropout, given, between, grad_query,
-                                      grad_edge, {});
-}
-
-template <typename T>
-void attention_backward_dst_with_sums(const OrderedCsr& graph, const AttentionInputs<T>& in,
-                                      double scale, Dropout dropout,
-                                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
-                                      Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
-                                      Heads<T> edge_sums) {
-  run_backward_dst<T>(graph, in, NoBias<T>(), scale, dropout, given, between, grad_query, grad_edge,
-                      edge_sums);
+  run_backward_dst<T>(graph, in, NoBias<T>(), scale, dropout, given, between, grad_query,
+                      grad_edge);
 }
 
 template <typename T>
@@ -159,7 +148,6 @@ void attention_backward_src(const OrderedCsr& transpose, const AttentionInputs<T
 
 FASTGRAPH_INSTANTIATE(attention)
 FASTGRAPH_INSTANTIATE(attention_backward_dst)
-FASTGRAPH_INSTANTIATE(attention_backward_dst_with_sums)
 FASTGRAPH_INSTANTIATE(attention_backward_src)
 
 }  // namespace fastgraph

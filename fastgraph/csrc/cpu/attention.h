@@ -95,7 +95,7 @@ struct Scores {
 };
 
 // The gradients of query and edge. State holds the sums for the query, and behind them those of
-// edges by their weights, where these are wanted.
+// edges by their weights, where these are wanted; batches leave these to who has them.
 template <typename T, typename Bias>
 struct BackwardDst : DestinationSoftmax<T, BackwardDst<T, Bias>> {
   using A = Accumulator<T>;
@@ -150,13 +150,6 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T, Bias>> {
       sum_entries<T>(batch, entries, p.data, NodeRows<T>(in.key), alone, store_from(0));
       if (alone) return;
       sum_entries<T>(batch, entries, p.data, EdgeRows<T>(in.edge), false, store_from(in.key.width));
-      if (wants_sums) {
-        sum_entries<T>(batch, entries, weight.data, EdgeRows<T>(in.edge), false,
-                       [&](auto piece, int64_t head, int64_t f, auto sum) {
-                         constexpr int N = decltype(piece)::kLanes;
-                         edge_sums.row(row, head).template store<N>(f, sum);
-                       });
-      }
       if (grad_edge.data != nullptr) {
         leave_edge_gradients(batch, row, entries, p.data, weight.data);
       }
@@ -254,16 +247,16 @@ template <typename T, typename Bias>
 void run_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in, const Bias& bias,
                       double scale, Dropout dropout, const SoftmaxGradients<T>& given,
                       Accumulator<T>* between, Heads<T> grad_query,
-                      Matrix<Accumulator<T>> grad_edge, Heads<T> edge_sums) {
+                      Matrix<Accumulator<T>> grad_edge) {
   const int64_t width = in.query.width;
-  const BackwardDst<T, Bias> pass{{{width + edge_sums.width}, given, between, dropout},
+  const BackwardDst<T, Bias> pass{{{width}, given, between, dropout},
                                   in,
                                   bias,
                                   static_cast<Accumulator<T>>(scale),
                                   Result<T>(grad_query),
                                   grad_edge,
-                                  Result<T>(edge_sums),
-                                  edge_sums.data != nullptr};
+                                  Result<T>(Heads<T>{}),
+                                  false};
   run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
 }
 

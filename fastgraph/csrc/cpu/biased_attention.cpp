@@ -93,7 +93,7 @@ void biased_attention_backward_dst(const OrderedCsr& graph, const AttentionInput
                                    Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
                                    const EdgeBiasGradients<T>& grad_bias) {
   run_backward_dst<T>(graph, in, EdgeBias<T>(bias, graph), scale, dropout, given, between,
-                      grad_query, grad_edge, {});
+                      grad_query, grad_edge);
   if (grad_bias.of_edges.data != nullptr) store_gradients<T>(between, grad_bias.of_edges);
   if (grad_bias.of_types.data != nullptr) {
     sum_gradients<T>(between, graph.num_entries, bias.of_types.types, grad_bias.of_types);

@@ -25,7 +25,7 @@ template <typename T>
 void edge_attention(const OrderedCsr& graph, const EdgeAttentionInputs<T>& in, double scale,
                     Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
-// grad_edge is added to; it and grad_weight_edge may be null.
+// grad_edge and grad_weight_edge may be null.
 template <typename T>
 void edge_attention_backward_dst(const OrderedCsr& graph, const EdgeAttentionInputs<T>& in,
                                  double scale, Dropout dropout, const SoftmaxGradients<T>& given,
@@ -37,14 +37,5 @@ void edge_attention_backward_src(const OrderedCsr& transpose, const EdgeAttentio
                                  double scale, Dropout dropout, const SoftmaxGradients<T>& given,
                                  const Accumulator<T>* between, Heads<T> grad_key,
                                  Heads<T> grad_value);
-
-// attention_backward_dst() in kernels.h, which writes besides, unless it is null, edge_sums: for
-// each row and head the sum of what its edges carry, by their weights.
-template <typename T>
-void attention_backward_dst_with_sums(const OrderedCsr& graph, const AttentionInputs<T>& in,
-                                      double scale, Dropout dropout,
-                                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
-                                      Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
-                                      Heads<T> edge_sums);
 
 }  // namespace fastgraph

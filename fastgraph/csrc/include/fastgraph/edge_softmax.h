@@ -210,7 +210,7 @@ struct OnlineSoftmax {
     const A scale = empty ? A{0} : 1 / state[num_values() + 1];
     own[1] = scale;
     const SumRow<T> target = row_of(row, head);
-    for_each_part<kLanes<T>, 1>(0, outputs.out.width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, num_values(), [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       target.template store<N>(f, load<N>(state + f) * scale);
     });
