@@ -62,6 +62,10 @@ def install(patches: Patches) -> None:
     )
 
 
+_WIDE = 4
+"""The most features of edges, in channels of a head, that an operator folds faster than upstream
+projects them on any graph. Folded around one, they are wide from twice as many as channels on."""
+
 _FEW_NEIGHBOURS = 3
 """The mean number of neighbours from which on products with wide features of edges, which are made
 for each node, are less work than upstream's for each edge, with gradients."""
@@ -78,7 +82,7 @@ def _least(module: TransformerConv, args: tuple[Any, ...], kwargs: dict[str, Any
     target = x[-1] if isinstance(x, (tuple, list)) and x else x
     if not isinstance(target, Tensor) or target.dim() == 0:
         return ATTENTION
-    if module.edge_dim <= 4 * module.out_channels and is_folded_by_operator(target):
+    if module.edge_dim <= _WIDE * module.out_channels and is_folded_by_operator(target):
         return ATTENTION
     least = max(ATTENTION.training, _FEW_NEIGHBOURS * target.shape[0])
     return ATTENTION._replace(training=least)

@@ -93,17 +93,27 @@ def test_gatv2_of_one_channel_with_edges_loses_in_training(channels: int) -> Non
     assert counts()[0][0] == (1 if is_left else 2)
 
 
-@pytest.mark.parametrize("edge_dim", [31, 32])
-def test_wide_features_of_few_edges_lose_in_training(edge_dim: int) -> None:
-    conv, num_nodes = TransformerConv(CHANNELS, 16, 2, edge_dim=edge_dim), 2000
-    x = torch.randn(num_nodes, CHANNELS)
+@pytest.mark.parametrize(
+    ("dtype", "edge_dim", "is_wide"),
+    [
+        (torch.float32, 64, False),
+        (torch.float32, 65, True),
+        (torch.bfloat16, 31, False),  # which are folded around the operator
+        (torch.bfloat16, 32, True),
+    ],
+)
+def test_wide_features_of_few_edges_lose_in_training(
+    dtype: torch.dtype, edge_dim: int, is_wide: bool
+) -> None:
+    conv, num_nodes = TransformerConv(CHANNELS, 16, 2, edge_dim=edge_dim).to(dtype), 2000
+    x = torch.randn(num_nodes, CHANNELS, dtype=dtype)
     with fastgraph.enabled():
         for num_edges in (3 * num_nodes - 1, 3 * num_nodes):
-            conv(x, edges(num_edges), torch.randn(num_edges, edge_dim))
-    assert counts() == [(1, 1, {TOO_SMALL.reason: 1}) if edge_dim == 32 else (2, 0, {})]
+            conv(x, edges(num_edges), torch.randn(num_edges, edge_dim, dtype=dtype))
+    assert counts() == [(1, 1, {TOO_SMALL.reason: 1}) if is_wide else (2, 0, {})]
     with fastgraph.enabled(), torch.no_grad():
-        conv(x, edges(3 * num_nodes - 1), torch.randn(3 * num_nodes - 1, edge_dim))
-    assert counts()[0][0] == (2 if edge_dim == 32 else 3)
+        conv(x, edges(3 * num_nodes - 1), torch.randn(3 * num_nodes - 1, edge_dim, dtype=dtype))
+    assert counts()[0][0] == (2 if is_wide else 3)
 
 
 @pytest.mark.parametrize("training", [True, False])
