@@ -36,8 +36,8 @@ FAULTS = {
         "        inputs = [second, first, *inputs]",
     ),
     "attention backward: gradients swapped": (
-        "            grad_logsum,\n            *gradients,\n",
-        "            grad_logsum,\n            *reversed(gradients),\n",
+        "*(gradients[i] for i in self._operator.differentiable),\n",
+        "*(gradients[i] for i in reversed(self._operator.differentiable)),\n",
     ),
     "attention backward: a swapped pair": (
         "            stats,\n            grad,\n",
