@@ -21,9 +21,6 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import is_defined_by
-from fastgraph.plugins.backend import device_type
-from fastgraph.plugins.refusal import Refusal
-from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.status import count_program, count_routed, count_separate
 from fastgraph.sparse import products
 from fastgraph.sparse.expression import (
@@ -291,10 +288,6 @@ def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | s
     return _program(score, x, is_softmax=True)
 
 
-def _bias_refusal(x: Tensor) -> Refusal | None:
-    return REGISTRY.refusal("biased_attention", device_type(x), x.dtype)
-
-
 def _attention(
     dots: Monomial,
     score: Expression,
@@ -302,8 +295,8 @@ def _attention(
     options: dict[str, Any],
     biased: BiasedDots | None = None,
 ) -> Plan | str:
-    if biased is not None and (refusal := _bias_refusal(x)) is not None:
-        return f"a bias: {refusal}"
+    if biased is not None and score.device.type != "cpu":
+        return "a bias that may be infinite, as only those on CPUs are looked at"
     if biased is not None and not biased.is_ordinary():
         return "a bias that is infinite, or NaN"
     (dot,) = dots.dots
