@@ -176,7 +176,8 @@ def _sums(entry_bytes: int, weight_bytes: int) -> Passes:
 
 def _attention(name: str, rows: tuple[int, int, int], added: int) -> Passes:
     """Of an operator whose passes gather so many rows: forward, of destinations, of sources."""
-    edges = () if name == "Gat" else ("false",)
+    # Without features of edges and, of attention, without a bias.
+    edges = {"Gat": (), "Gatv2": ("false",), "Attention": ("false", "NoBias")}[name]
     forward, of_destinations, of_sources = rows
     whole: dict[str, Any] = {"of_head": True}
     destinations = (f"{name}Destinations", *edges)
