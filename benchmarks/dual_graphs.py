@@ -7,11 +7,12 @@ Tasks are "molecules", those of ZINC that ``molsets`` has, of which logP - SA - 
 RDKit has it, and "code", modules of Python packages that are installed here, whose package is
 asked (in MalNet's place): nodes are definitions, edges uses and membership; names are left out.
 ``fastgraph.nn.Graphormer.slim`` is "exact" (never dense), "union" (its first layer is), "dense"
-(all layers). TorchGT's own rule is asked which of some graphs it has dense, its elastic reformation
-left out: it is for graphs that no cache holds. Beside it PyG's ``MLP``, ``GCN`` and
-``TransformerConv``, with means over nodes. Batches are put together once, and take turns at random.
-Molecules need ``rdkit``, and ``molsets`` without what that depends on. Each run is a line of a file
-as soon as it has ended; runs that the file has already are left out.
+(all layers), "paper" (graphs that TorchGT's rule has dense), or "elastic": "exact" on edges of
+TorchGT's elastic reformation, of four clusters in each graph and sub-blocks of two rows, by its
+Auto Tuner. Beside it PyG's ``MLP``, ``GCN`` and ``TransformerConv``, with means over nodes. Batches
+and their patterns are made once, and take turns at random. Molecules need
+``rdkit``, and ``molsets`` without what that depends on. Each run is a line of a file as soon as it
+has ended; runs that the file has already are left out.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
 import fastgraph
-from fastgraph.nn import Graphormer, Schedule, dual_pattern
+from fastgraph.nn import Graphormer, Reformation, Schedule, dual_pattern
 from measure.machine import machine_facts
 from measure.output import RESULTS, Record, machine_table, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 HOPS = 5
-WAYS = {"exact": None, "union": 4, "dense": 1}
-"""The periods of layers that are dense."""
+PERIODS = {"exact": None, "union": 4, "dense": 1}
+"""Of layers that are dense."""
+WAYS = (*PERIODS, "paper", "elastic")
 
 MODELS = ("MLP", "GCN", "TransformerConv", *WAYS)
 ATOMS = ("C", "N", "O", "F", "S", "Cl", "Br", "H")
@@ -162,11 +164,17 @@ class Transformer(nn.Module):
 
     def __init__(self, way: str, channels: int, out: int) -> None:
         super().__init__()
-        schedule = Schedule("layer", WAYS[way])
-        self.model = Graphormer.slim(channels, out, level="graph", hops=HOPS, schedule=schedule)
+        given: dict[str, Any] = {"schedule": Schedule("layer", PERIODS.get(way))}
+        self.reformation = None
+        if way == "elastic":
+            self.reformation = Reformation("elastic", clusters=4, block=2)
+            given["reformation"] = self.reformation
+        if way == "paper":
+            given = {"policy": "paper"}
+        self.model = Graphormer.slim(channels, out, level="graph", hops=HOPS, **given)
 
     def forward(self, data: Batch) -> Tensor:
-        out: Tensor = self.model(data.x, data.edge_index, data.batch, data.num_graphs)
+        out: Tensor = self.model(data.x, data.pattern)
         return out
 
 
@@ -180,7 +188,16 @@ def main() -> None:
 @click.option("--task", "tasks", multiple=True, type=click.Choice(list(TASKS)), default=TASKS)
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=MODELS)
 @click.option("--seeds", default=3, show_default=True, help="Runs of each model.")
-def train(record: Path, tasks: tuple[str, ...], models: tuple[str, ...], seeds: int) -> None:
+@click.option("--graphs", "count", type=click.IntRange(6), help="Default: 1,500, of code 1,000.")
+@click.option("--epochs", type=click.IntRange(1), help="Default: 20, of code 30.")
+def train(
+    record: Path,
+    tasks: tuple[str, ...],
+    models: tuple[str, ...],
+    seeds: int,
+    count: int | None,
+    epochs: int | None,
+) -> None:
     """Train models on graphs, on one thread."""
     torch.set_num_threads(1)
     fastgraph.enable()
@@ -188,18 +205,22 @@ def train(record: Path, tasks: tuple[str, ...], models: tuple[str, ...], seeds: 
     lines.mend()
     lines.add("machine", machine_facts(1))
     for task in tasks:
-        make, count, epochs = TASKS[task]
-        graphs = make(count)
+        make, usual_count, usual_epochs = TASKS[task]
+        length = epochs or usual_epochs
+        graphs = make(count or usual_count)
         sizes = [len(graph.x) for graph in graphs]
-        facts = {"graphs": len(graphs), "nodes": statistics.mean(sizes), "most": max(sizes)}
+        facts = {"task": task, "epochs": length, "graphs": len(graphs)}
+        facts |= {"nodes": statistics.mean(sizes), "most": max(sizes)}
         facts["dense by rule"] = dense_by_rule(graphs)
-        lines.add("task", {"task": task, "epochs": epochs} | facts)
+        if any(line["task"] == task and line != facts for line in lines.lines("task")):
+            raise click.UsageError(f"{record} has runs of other graphs or epochs of {task}")
+        lines.add("task", facts)
         for seed in range(seeds):
             parts = batches(graphs, seed)
             for model in models:
                 key = {"task": task, "model": model, "seed": seed}
                 if not any(line | key == line for line in lines.lines("run")):
-                    lines.add("run", key | _run(parts, task, model, seed, epochs))
+                    lines.add("run", key | _run(parts, task, model, seed, length))
                     print(lines.lines("run")[-1], flush=True)
 
 
@@ -210,8 +231,17 @@ def batches(graphs: list[Data], seed: int) -> list[list[Batch]]:
     found = []
     for begin, end in pairwise(cuts):
         own = [graphs[i] for i in order[begin:end]]
-        found.append([Batch.from_data_list(own[i : i + 32]) for i in range(0, len(own), 32)])
+        found.append([_batch(own[i : i + 32]) for i in range(0, len(own), 32)])
     return found
+
+
+def _batch(graphs: list[Data]) -> Batch:
+    batch = Batch.from_data_list(graphs)
+    sizes = {"num_nodes": batch.num_nodes, "num_graphs": batch.num_graphs}
+    batch.pattern = dual_pattern(
+        batch.edge_index, batch=batch.batch, token=True, hops=HOPS, **sizes
+    )
+    return batch
 
 
 def _run(parts: list[list[Batch]], task: str, name: str, seed: int, epochs: int) -> dict[str, Any]:
@@ -242,14 +272,20 @@ def _run(parts: list[list[Batch]], task: str, name: str, seed: int, epochs: int)
             count += batch.num_graphs
         return right / count
 
+    reformation = getattr(model, "reformation", None)
     best: dict[str, Any] = {"validation": math.inf if is_regression else -math.inf}
     start = time.process_time()
     for epoch in range(1, epochs + 1):
         model.train()
+        began, losses = time.process_time(), 0.0
         for i in torch.randperm(len(parts[0])).tolist():
             optimizer.zero_grad()
-            loss_of(parts[0][i]).backward()
+            loss = loss_of(parts[0][i])
+            loss.backward()
             optimizer.step()
+            losses += float(loss.detach())
+        if reformation is not None:
+            reformation.tuner.step(losses / len(parts[0]), time.process_time() - began)
         model.eval()
         with torch.no_grad():
             scores = [score(part) for part in parts]
