@@ -55,9 +55,14 @@ def is_recording() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+Value = TypeVar("Value")
+
+
 class _Calls(threading.local):
     from_compiled_code = False
     from_eager_code = False  # through the dispatcher
+    found = 0  # the number of the entry that was confirmed or made last
+    given = 0  # that of an entry which needs no witness
 
 
 _CALLS = _Calls()
@@ -93,8 +98,35 @@ def called_from_eager_code(operator: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def finding(implementation: Callable[..., Value], *arguments: Any) -> tuple[Value, int]:
+    """What an operator gives, and the number of the entry of :data:`MEMO` that it found or made.
+
+    It is 0 if there was none.
+    """
+    _CALLS.found = 0
+    return implementation(*arguments), _CALLS.found
+
+
+def given(implementation: Callable[..., Value]) -> Callable[..., Value]:
+    """An operator's implementation, for compiled code, that takes a number before its arguments.
+
+    The caller knows that its tensors hold what they did when :func:`finding` gave that number, for
+    arguments of the same content.
+    """
+
+    def call(number: Tensor, *arguments: Any) -> Value:
+        before, _CALLS.given = _CALLS.given, int(number)
+        try:
+            return implementation(*arguments)
+        finally:
+            _CALLS.given = before
+
+    return call
+
+
 @dataclass(slots=True)
 class _Entry:
+    number: int  # which no other one has or had
     device: int  # as Tensor.get_device() numbers GPUs, -1 for the CPU
     value: Any
     nbytes: int
@@ -114,6 +146,8 @@ def _are_freed(storages: tuple[StorageWeakRef, ...]) -> bool:
     """True if one of them is."""
     return any(storage.expired() for storage in storages)
 
+
+_NUMBERS = itertools.count(1)
 
 _MOST_NOTED = 64
 
@@ -155,7 +189,7 @@ class Memo:
             return None
         if capture.is_capturing(tensors[0]):
             self._captured[id(entry.value)] = entry.value  # nobody can compare tensors now
-        elif entry.witness is not None:
+        elif entry.witness is not None and entry.number != _CALLS.given:
             try:
                 if not entry.witness.confirms(_present(tensors)):
                     return None
@@ -164,6 +198,7 @@ class Memo:
                     self._remove(key)
                 raise
         entry.used = next(self._uses)
+        _CALLS.found = entry.number
         return entry.value
 
     def put(
@@ -195,7 +230,8 @@ class Memo:
             witness = checksum or witness_of(present, may_raise=may_raise, held=held)
         nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
         device = max(tensor.get_device() for tensor in present)
-        entry = _Entry(device, value, nbytes, storages, witness, next(self._uses))
+        number = _CALLS.found = next(_NUMBERS)
+        entry = _Entry(number, device, value, nbytes, storages, witness, next(self._uses))
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
@@ -372,8 +408,6 @@ MEMO = Memo()
 
 AGGREGATION = "aggregation"
 """The name of what :mod:`fastgraph.layers.constant` keeps, which goes when routes do."""
-
-Value = TypeVar("Value")
 
 REMEMBERING: dict[type, Callable[..., Any]] = {}
 """Replacements of :func:`remembered` for subclasses of tensors that have no memory of their own."""
