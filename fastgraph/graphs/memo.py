@@ -85,6 +85,11 @@ def called_by_dispatcher(implementation: Callable[..., Any]) -> Callable[..., An
     return call
 
 
+def is_called_by_compiled_code() -> bool:
+    """True in the implementation of an operator that compiled code may have called."""
+    return _CALLS.from_compiled_code
+
+
 def called_from_eager_code(operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator for eager code that needs the dispatcher: in a profiler, of lazy views, ..."""
 
