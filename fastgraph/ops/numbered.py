@@ -58,7 +58,9 @@ def numbered(
         return fake(*others)
 
     takes = declare(
-        f"{name}_of_given(Tensor number, {arguments}) -> {results}", given(implementation), given_fake
+        f"{name}_of_given(Tensor number, {arguments}) -> {results}",
+        given(implementation),
+        given_fake,
     )
     if "[]" in results:
         return Numbered(None, takes)
@@ -70,7 +72,9 @@ def numbered(
         result, number = finding(implementation, *others)
         return *_several(result), torch.tensor(number, device="cpu")
 
-    gives = declare(f"{name}_finding({arguments}) -> ({results.strip('()')}, Tensor)", found, finding_fake)
+    gives = declare(
+        f"{name}_finding({arguments}) -> ({results.strip('()')}, Tensor)", found, finding_fake
+    )
     return Numbered(gives, takes)
 
 
