@@ -25,16 +25,16 @@ from fastgraph.graphs.witness import Checksum
 from fastgraph.registry.registry import Registry
 from tests.graphs import random_edges
 
-NODES, EDGES = 30, 120
+NODES, EDGES = 30, 120  # and channels too many for sums that need no graph
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "GCN": lambda: GCNConv(8, 8),
-    "GraphConv": lambda: GraphConv(8, 8),
-    "SAGE": lambda: SAGEConv(8, 8),
-    "SAGE max": lambda: SAGEConv(8, 8, aggr="max"),
-    "GAT": lambda: GATConv(8, 4, heads=2),
-    "GATv2": lambda: GATv2Conv(8, 4, heads=2),
-    "Transformer": lambda: TransformerConv(8, 4, heads=2),
+    "GCN": lambda: GCNConv(16, 16),
+    "GraphConv": lambda: GraphConv(16, 16),
+    "SAGE": lambda: SAGEConv(16, 16),
+    "SAGE max": lambda: SAGEConv(16, 16, aggr="max"),
+    "GAT": lambda: GATConv(16, 8, heads=2),
+    "GATv2": lambda: GATv2Conv(16, 8, heads=2),
+    "Transformer": lambda: TransformerConv(16, 8, heads=2),
 }
 
 
@@ -87,7 +87,7 @@ def _layer(name: str) -> tuple[Any, Any]:
 
 
 def _features() -> Tensor:
-    return torch.randn(NODES, 8, dtype=torch.float64, requires_grad=True)
+    return torch.randn(NODES, 16, dtype=torch.float64, requires_grad=True)
 
 
 def _upstream(conv: Any, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +230,7 @@ def test_attention_numbers_no_edges(name: str, kernels: list[tuple[str, tuple[An
 @pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
 @pytest.mark.parametrize("has_features", [False, True])
 def test_attention_that_is_asked_for_each_edge(cls: Any, has_features: bool) -> None:
-    conv = cls(8, 4, heads=2, edge_dim=3 if has_features else None).double()
+    conv = cls(16, 8, heads=2, edge_dim=3 if has_features else None).double()
     x, edges = _features(), random_edges(NODES, NODES, EDGES)
     features = torch.randn(EDGES, 3, dtype=torch.float64) if has_features else None
 
