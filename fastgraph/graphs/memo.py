@@ -28,6 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph import settings
 from fastgraph.graphs.graph import normal_mode
+from fastgraph.graphs.passes import given_entry, note
 from fastgraph.graphs.witness import Checksum, Guard, StaleGraphError, Witness, witness_of
 from fastgraph.machine import capture
 from fastgraph.machine.forks import lock_across_forks
@@ -55,14 +56,9 @@ def is_recording() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
-Value = TypeVar("Value")
-
-
 class _Calls(threading.local):
     from_compiled_code = False
     from_eager_code = False  # through the dispatcher
-    found = 0  # the number of the entry that was confirmed or made last
-    given = 0  # that of an entry which needs no witness
 
 
 _CALLS = _Calls()
@@ -91,10 +87,14 @@ def is_called_by_compiled_code() -> bool:
 
 
 def called_from_eager_code(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator for eager code that needs the dispatcher: in a profiler, of lazy views, ..."""
+    """An operator for eager code that needs the dispatcher: in a profiler, of lazy views, ...
+
+    What an operator of compiled code calls is compiled code's.
+    """
 
     def call(*arguments: Any) -> Any:
-        before, _CALLS.from_eager_code = _CALLS.from_eager_code, True
+        before = _CALLS.from_eager_code
+        _CALLS.from_eager_code = not _CALLS.from_compiled_code
         try:
             return operator(*arguments)
         finally:
@@ -103,41 +103,19 @@ def called_from_eager_code(operator: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def finding(implementation: Callable[..., Value], *arguments: Any) -> tuple[Value, int]:
-    """What an operator gives, and the number of the entry of :data:`MEMO` that it found or made.
-
-    It is 0 if there was none.
-    """
-    _CALLS.found = 0
-    return implementation(*arguments), _CALLS.found
-
-
-def given(implementation: Callable[..., Value]) -> Callable[..., Value]:
-    """An operator's implementation, for compiled code, that takes a number before its arguments.
-
-    The caller knows that its tensors hold what they did when :func:`finding` gave that number, for
-    arguments of the same content.
-    """
-
-    def call(number: Tensor, *arguments: Any) -> Value:
-        before, _CALLS.given = _CALLS.given, int(number)
-        try:
-            return implementation(*arguments)
-        finally:
-            _CALLS.given = before
-
-    return call
-
-
 @dataclass(slots=True)
 class _Entry:
-    number: int  # which no other one has or had
     device: int  # as Tensor.get_device() numbers GPUs, -1 for the CPU
     value: Any
     nbytes: int
     storages: tuple[StorageWeakRef, ...]
     witness: Witness | None
     used: int  # when it was used last, counted by uses of all entries
+
+    @property
+    def content(self) -> tuple[int, ...] | None:
+        """Bits that tell the content of its tensors, as far as a witness has them."""
+        return None if self.witness is None else self.witness.bits
 
 
 class _Noted(NamedTuple):
@@ -151,8 +129,6 @@ def _are_freed(storages: tuple[StorageWeakRef, ...]) -> bool:
     """True if one of them is."""
     return any(storage.expired() for storage in storages)
 
-
-_NUMBERS = itertools.count(1)
 
 _MOST_NOTED = 64
 
@@ -188,13 +164,17 @@ class Memo:
                 be computed.
             StaleGraphError: on a GPU, the tensors did not at an earlier call.
         """
-        entry = self._entries.get(key)
-        if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
+        is_compiled = _CALLS.from_compiled_code
+        entry: _Entry | None = given_entry(key) if is_compiled else None
+        is_given = entry is not None
+        if entry is None:
+            entry = self._entries.get(key)
+        if entry is None or (is_compiled and not is_given and not _may_compare(entry.witness)):
             capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
         if capture.is_capturing(tensors[0]):
             self._captured[id(entry.value)] = entry.value  # nobody can compare tensors now
-        elif entry.witness is not None and entry.number != _CALLS.given:
+        elif entry.witness is not None and not is_given:
             try:
                 if not entry.witness.confirms(_present(tensors)):
                     return None
@@ -203,7 +183,8 @@ class Memo:
                     self._remove(key)
                 raise
         entry.used = next(self._uses)
-        _CALLS.found = entry.number
+        if is_compiled and not is_given:
+            note(key, entry, _present(tensors)[0])
         return entry.value
 
     def put(
@@ -227,16 +208,19 @@ class Memo:
         """
         present = _present(tensors)
         storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in present)
-        checks = _CALLS.from_compiled_code or settings.current().check_cache
-        # Compiled code may put one tensor where another was, which is no error.
+        is_compiled = _CALLS.from_compiled_code
+        # Compiled code may put one tensor where another was, which is no error, and tells its
+        # backward pass what the content was.
         witness: Witness | None = None
-        if checks:
-            may_raise = not _CALLS.from_compiled_code
-            witness = checksum or witness_of(present, may_raise=may_raise, held=held)
+        if is_compiled:
+            witness = checksum or witness_of(present, may_raise=False)
+        elif settings.current().check_cache:
+            witness = checksum or witness_of(present, may_raise=True, held=held)
         nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
         device = max(tensor.get_device() for tensor in present)
-        number = _CALLS.found = next(_NUMBERS)
-        entry = _Entry(number, device, value, nbytes, storages, witness, next(self._uses))
+        entry = _Entry(device, value, nbytes, storages, witness, next(self._uses))
+        if is_compiled:
+            note(key, entry, present[0])
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
@@ -413,6 +397,8 @@ MEMO = Memo()
 
 AGGREGATION = "aggregation"
 """The name of what :mod:`fastgraph.layers.constant` keeps, which goes when routes do."""
+
+Value = TypeVar("Value")
 
 REMEMBERING: dict[type, Callable[..., Any]] = {}
 """Replacements of :func:`remembered` for subclasses of tensors that have no memory of their own."""

@@ -17,8 +17,8 @@ from torch.autograd.graph import Node
 
 from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
+from fastgraph.ops.compiled_forms import Numbered, numbered, token_of_forward_pass, with_token
 from fastgraph.ops.gradient_batches import is_batch
-from fastgraph.ops.numbered import Numbered, number_of_forward_pass, numbered, with_number
 
 Overload = torch._ops.OpOverload
 Keys = torch._C.DispatchKeySet
@@ -41,12 +41,13 @@ class Context(FunctionCtx, Node):
     Attributes:
         saved_tensors: those that were saved; asking again for them computes a checkpoint again.
         needs_input_grad: for each argument, whether its gradient is wanted.
-        number: of the graph, while compilers record; see :mod:`fastgraph.ops.numbered`.
+        token: while compilers record, of what the forward pass looks up; see
+            :mod:`fastgraph.ops.compiled_forms`.
     """
 
     saved_tensors: tuple[Any, ...]  # tensors, and None where that was saved
     needs_input_grad: tuple[bool, ...]
-    number: Tensor | None = None
+    token: Tensor | None = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Save tensors; torch's own has no type for ``None``, which it takes."""
@@ -108,7 +109,8 @@ def define(
     implementation = _spoiled_if_stale(schema.partition("(")[0], implementation)
     fake = _on_one_device(_names_of_arguments(schema), fake)
     operator = _declared(schema, implementation, fake)
-    forms = numbered(_declared, schema, implementation, fake)
+    has_gradient = gradient is not None
+    forms = numbered(_declared, schema, implementation, fake, has_gradient=has_gradient)
     direct = implementation
     if gradient is not None:
         direct = _define_gradient(operator, implementation, gradient, forms)
@@ -128,9 +130,9 @@ def define(
     def call(*arguments: Any) -> object:
         if torch.compiler.is_compiling():
             if forms is not None and not torch.compiler.is_dynamo_compiling():
-                number = number_of_forward_pass()
-                if number is not None:
-                    return forms.given(number, *arguments)
+                token = token_of_forward_pass()
+                if token is not None:
+                    return forms.given(token, *arguments)
             return operator(*arguments)
         # What types have fitted once is known, as looking at each takes longer.
         given = tuple(map(type, arguments))
@@ -304,13 +306,13 @@ def _define_gradient(
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
     def recorded(keys: Keys, arguments: Arguments) -> tuple[object, Tensor | None]:
-        """What compilers record, with the number of the graph."""
+        """What compilers record, with the token of what it looks up."""
         if forms is None or forms.finding is None or is_defined_by(*arguments):
             return below_autograd(keys, arguments), None
         with torch._C._AutoDispatchBelowAutograd():
             found = forms.finding.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-        *results, number = found
-        return (results[0] if len(results) == 1 else tuple(results)), number
+        *results, token = found
+        return (results[0] if len(results) == 1 else tuple(results)), token
 
     is_of_list = _begins_with_a_list(operator)
     num_others = len(operator._schema.arguments) - 1
@@ -327,7 +329,7 @@ def _define_gradient(
                 count = len(arguments) - num_others
                 arguments = [arguments[:count], *arguments[count:]]
             if keys is not None and torch.compiler.is_compiling():
-                result, ctx.number = recorded(keys, arguments)
+                result, ctx.token = recorded(keys, arguments)
             else:
                 result = below_autograd(keys, arguments)
             result = tuple(result) if isinstance(result, list) else result
@@ -341,7 +343,7 @@ def _define_gradient(
             if all(g is None for g in gradients):
                 return (None,) * len(ctx.needs_input_grad)
             if torch.compiler.is_compiling():
-                found = with_number(ctx.number, gradient.backward, ctx, *gradients)
+                found = with_token(ctx.token, gradient.backward, ctx, *gradients)
             else:
                 found = gradient.backward(ctx, *gradients)
             return *found, None
@@ -366,8 +368,6 @@ def _define_gradient(
     def autograd(keys: Keys, *arguments: object) -> object:
         if is_differentiated(arguments):
             return apply(*flat(arguments), keys)
-        if torch.compiler.is_compiling():
-            return recorded(keys, arguments)[0]
         return below_autograd(keys, arguments)
 
     def direct(*arguments: object) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.graphs.edges import graph_of, renumbered_graph
+from fastgraph.graphs.edges import given_graph, graph_of, renumbered_graph
 from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import is_called_by_compiled_code
 from fastgraph.machine.memory import contiguous
@@ -40,7 +40,9 @@ def topology(
     check_num_out(num_out)
     num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
     if not numbered and ptr is None and is_called_by_compiled_code():
-        return renumbered_graph(index, num_src, num_dst, self_loops)
+        # The forward pass may have needed the numbers.
+        given = given_graph(index, num_src, num_dst, self_loops)
+        return given or renumbered_graph(index, num_src, num_dst, self_loops)
     return graph_of(index, ptr, num_src, num_dst, self_loops)
 
 
