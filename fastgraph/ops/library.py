@@ -129,7 +129,8 @@ def define(
 
     def call(*arguments: Any) -> object:
         if torch.compiler.is_compiling():
-            if forms is not None and not torch.compiler.is_dynamo_compiling():
+            # Dynamo records the operator itself, and would compare the forms at each call.
+            if not torch.compiler.is_dynamo_compiling() and forms is not None:
                 token = token_of_forward_pass()
                 if token is not None:
                     return forms.given(token, *arguments)
