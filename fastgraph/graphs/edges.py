@@ -142,7 +142,7 @@ def given_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> G
     if not is_given():
         return None
     entry = given_entry(_key(index, None, num_src, num_dst, self_loops))
-    return None if entry is None else entry.value  # type: ignore[no-any-return]
+    return None if entry is None else entry.value
 
 
 def is_found_by_content(index: Tensor, ptr: Tensor | None) -> bool:

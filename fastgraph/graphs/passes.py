@@ -40,7 +40,7 @@ class Entry(Protocol):
 
     @property
     def content(self) -> tuple[int, ...] | None:
-        """Bits that tell the content of the tensors it was made of; ``None`` if they are unknown."""
+        """Bits that tell the content of the tensors it was made of, if they are known."""
         ...
 
 

@@ -32,7 +32,7 @@ class Witness(Protocol):
 
     @property
     def bits(self) -> tuple[int, ...] | None:
-        """What tells the content from any other, of one tensor after the other, if that is known."""
+        """What tells the content from any other, one tensor after the other, if it is known."""
         ...
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:

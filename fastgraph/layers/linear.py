@@ -88,7 +88,8 @@ def _linear_of_aggregated(*arguments: Any) -> Tensor:
 
 def _linear_of_aggregated_fake(*arguments: Any) -> Tensor:
     x, num_out, weight = arguments[0], arguments[4], arguments[-2]
-    return x.new_empty((num_out, weight.shape[0]))
+    out: Tensor = x.new_empty((num_out, weight.shape[0]))
+    return out
 
 
 _LINEAR_OF_AGGREGATED = define(

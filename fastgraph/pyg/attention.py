@@ -49,7 +49,6 @@ from fastgraph.routing.conditions import (
     too_few_edges,
 )
 
-
 _PARALLEL = Refusal("a sparse adjacency matrix with several entries in one place and self-loops")
 """PyG makes one entry of those in one place where it adds self-loops to a matrix."""
 
