@@ -1,4 +1,4 @@
-"""What an operator of a forward pass looked up, for those of its backward pass.
+"""Look-ups of an operator of a forward pass, for those of its backward pass.
 
 Eager code keeps a graph between its passes by tensors of the graph's own. Compiled code has the
 caller's tensors only, and compares their content with what is remembered at each call. That a
@@ -34,7 +34,7 @@ _UNKNOWN = 0
 
 
 class Entry(Protocol):
-    """What is remembered under a key."""
+    """A value that is remembered under a key."""
 
     storages: tuple[StorageWeakRef, ...]
 
@@ -87,7 +87,7 @@ def is_given() -> bool:
 
 
 def given_entry(key: Key) -> Any | None:
-    """What the forward pass looked up under this key, if a backward pass of compiled code asks."""
+    """The entry of the forward pass under this key, if a backward pass of compiled code asks."""
     given = _THREAD.given
     if given is None:
         return None
@@ -101,7 +101,7 @@ def given_entry(key: Key) -> Any | None:
 def finding(
     implementation: Callable[..., Value], index: Tensor, arguments: tuple[Any, ...]
 ) -> tuple[Value, Tensor]:
-    """What an operator gives, and the token of what it looked up.
+    """The results of an operator, and the token of what it looked up.
 
     Args:
         implementation: of the operator.
@@ -122,7 +122,7 @@ def given(
     index: Tensor,
     arguments: tuple[Any, ...],
 ) -> Value:
-    """What an operator gives with what :func:`finding` looked up for these edges.
+    """The results of an operator with what :func:`finding` looked up for these edges.
 
     Args:
         operator: its name.
@@ -153,7 +153,7 @@ def _watched(
     arguments: tuple[Any, ...],
     entries: dict[Key, Any] | None,
 ) -> tuple[Value, dict[Key, Any], int]:
-    """What an operator gives and looks up, and the content of its edges as far as that was seen."""
+    """Results and look-ups of an operator, and the content of its edges, if that was seen."""
     thread = _THREAD
     before = thread.given, thread.found, thread.index, thread.content
     found: dict[Key, Any] = {}

@@ -32,7 +32,7 @@ class Witness(Protocol):
 
     @property
     def bits(self) -> tuple[int, ...] | None:
-        """What tells the content from any other, one tensor after the other, if it is known."""
+        """Bits that tell the content from any other, of each tensor, if they are known."""
         ...
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:

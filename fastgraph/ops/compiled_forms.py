@@ -92,7 +92,7 @@ _THREAD = _Thread()
 
 
 def token_of_forward_pass() -> Tensor | None:
-    """What a forward operator returned, while its gradient is recorded."""
+    """The token that a forward operator returned, while its gradient is recorded."""
     return _THREAD.token
 
 

@@ -307,7 +307,7 @@ def _define_gradient(
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
     def recorded(keys: Keys, arguments: Arguments) -> tuple[object, Tensor | None]:
-        """What compilers record, with the token of what it looks up."""
+        """The results that compilers record, with the token of what is looked up."""
         if forms is None or forms.finding is None or is_defined_by(*arguments):
             return below_autograd(keys, arguments), None
         with torch._C._AutoDispatchBelowAutograd():

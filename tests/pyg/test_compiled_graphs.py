@@ -166,7 +166,7 @@ def test_several_graphs_and_several_backward_passes(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_two_layers_on_edges_that_are_made_between(name: str) -> None:
-    """What compilers make is in memory of theirs, of which the backward pass may make it anew."""
+    """Compilers make them in memory of theirs, and the backward pass may make them anew."""
     first, second = LAYERS[name]().double(), LAYERS[name]().double()
 
     def both(x: Tensor, edges: Tensor) -> Tensor:
