@@ -138,7 +138,7 @@ def graph_of(
 
 
 def given_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph | None:
-    """The :func:`graph_of` the forward pass, if a backward pass of compiled code asks."""
+    """The graph of the forward pass, as :func:`graph_of` gives it, if a backward pass asks."""
     if not is_given():
         return None
     entry = given_entry(_key(index, None, num_src, num_dst, self_loops))
