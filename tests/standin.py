@@ -260,11 +260,19 @@ def _restored(storage: torch.UntypedStorage, location: str) -> torch.UntypedStor
     return on_device(of_host).untyped_storage()
 
 
+def lent_to_host(capsule: Any) -> Any:
+    """What DLPack has of a tensor, as if the tensor was on the CPU."""
+    return _moved(capsule, _HOST)
+
+
 def _as(x: Tensor, kind: int) -> Tensor:
-    capsule = _to_dlpack(x.detach())
+    return _from_dlpack(_moved(_to_dlpack(x.detach()), kind))
+
+
+def _moved(capsule: Any, kind: int) -> Any:
     of_device = _pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
     ctypes.c_int32.from_address(of_device).value = kind
-    return _from_dlpack(capsule)
+    return capsule
 
 
 def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -328,7 +336,12 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
 
 
 def _check_one_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
-    """Refuse tensors on the CPU, but for a single number in an operation by elements."""
+    """Refuse tensors on the CPU, but for a single number in an operation by elements.
+
+    An index on the CPU torch sends to the device, for which others may have the host wait.
+    """
+    if op._schema.name == "aten::index" and _place() == ELSEWHERE:
+        args = args[:1]
     for x in tree_leaves((args, kwargs)):
         if isinstance(x, Tensor) and x.device.type != DEVICE:
             if x.dim() == 0 and torch.Tag.pointwise in op.tags:
