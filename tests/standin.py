@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -108,6 +108,9 @@ class Stream:
 
 _STREAM = Stream()
 
+BETWEEN: list[Callable[[], None]] = []
+"""What happens between two operations of the device."""
+
 
 class Event:
     """A place in the device's work, as ``torch.cuda.Event``."""
@@ -197,15 +200,23 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
 
     Event = Event
 
+    Stream = Stream
+
     @staticmethod
-    def current_stream() -> Stream:
-        """The only one."""
+    def current_stream(device: object = None) -> Stream:
+        """Where work goes now; all threads have the same."""
         return _STREAM
 
     @staticmethod
-    def stream(stream: Stream) -> AbstractContextManager[None]:
+    @contextmanager
+    def stream(stream: Stream) -> Iterator[None]:
         """Within, work goes there."""
-        return nullcontext()
+        global _STREAM
+        before, _STREAM = _STREAM, stream
+        try:
+            yield
+        finally:
+            _STREAM = before
 
 
 def install() -> None:
@@ -296,6 +307,8 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return pairs[id(x)][1]
 
     args = [_tensor_of(x, a) for x, a in zip(args, op._schema.arguments, strict=False)]
+    for happen in BETWEEN:
+        happen()
     with _random(op):
         found = op(*tree_map(lent, args), **tree_map(lent, kwargs))
     for given, host in pairs.values():
