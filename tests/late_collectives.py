@@ -126,12 +126,12 @@ class Late:
 
 
 GOING_ON: list[Late] = []
-"""What was begun and not waited for yet."""
+"""Collectives that were begun and not waited for yet."""
 
 _DRAWN = random.Random()
 
 OFTEN = 0.3
-"""How often an operation finds that a result has arrived."""
+"""The probability that an operation finds that a result has arrived."""
 
 
 def _arrive() -> None:

@@ -109,7 +109,7 @@ class Stream:
 _STREAM = Stream()
 
 BETWEEN: list[Callable[[], None]] = []
-"""What happens between two operations of the device."""
+"""Called between each two operations of the device."""
 
 
 class Event:
@@ -204,7 +204,7 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
 
     @staticmethod
     def current_stream(device: object = None) -> Stream:
-        """Where work goes now; all threads have the same."""
+        """The stream that work goes to now; all threads have the same."""
         return _STREAM
 
     @staticmethod
@@ -272,7 +272,7 @@ def _restored(storage: torch.UntypedStorage, location: str) -> torch.UntypedStor
 
 
 def lent_to_host(capsule: Any) -> Any:
-    """What DLPack has of a tensor, as if the tensor was on the CPU."""
+    """A capsule of DLPack that says that its tensor is on the CPU."""
     return _moved(capsule, _HOST)
 
 

@@ -126,7 +126,7 @@ def trained(g: Any, device: str) -> list[float]:
 
 
 def in_batches(name: str, expected: list[float]) -> str:
-    """How losses on the device differ from those of one process."""
+    """The difference of losses on the device from those of one process, or nothing."""
     fastgraph.status().reset()
     fgd.COUNTS.reset()
     try:

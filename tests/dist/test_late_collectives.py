@@ -1,4 +1,4 @@
-"""What the stand-in's collectives refuse, as results that are right by good luck show no error."""
+"""Wrong uses of collectives on the stand-in are errors, also where results happen to be right."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_gpus_do_wrong_without_a_word_is_an_error() -> None:
 
 
 def arrivals() -> tuple[bool, list[list[bool]]]:
-    """Whether results are right, and which of two had arrived after each of some operations."""
+    """True if results are right, and which of two had arrived after each of some operations."""
     late_collectives.install()
     late_collectives.OFTEN = 0.1
     found, is_right = [], True
@@ -146,7 +146,7 @@ def gradients(branches: Sequence[Any], device: str) -> list[Tensor]:
 
 
 def by_halo_and_on_a_grid() -> tuple[list[float], dict[str, int], set[int]]:
-    """How far gradients are off, how halos travelled, and how many ranks sent to each other.
+    """Errors of gradients, the ways in which halos travelled, and the sizes of groups of ranks.
 
     Autograd goes from a layer of one stack to one of the other, which have communicators of their
     own, also while a halo travels.
