@@ -89,7 +89,6 @@ KINDS = {
 POSITIONS = torch.linspace(-1, 1, 3 * ORDINARY.num_src).view(-1, 3).sin()
 
 
-
 class _OfPositions(nn.Module):
     """``EGNNConv`` as a function of positions alone, whose gradients are forces."""
 
