@@ -104,8 +104,8 @@ class Prepared:
         wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
         # Caches find the one object of all that are equal by its identity.
         traced = replace(traced, program=parse(str(traced.program)))
-        own = frozenset(private.keys() & arguments.keys())
-        return cls(traced, private, tuple(found), work, frozenset(wide), own, winning)
+        given = frozenset(private.keys() & arguments.keys())
+        return cls(traced, private, tuple(found), work, frozenset(wide), given, winning)
 
     def draws_apart(self, num_edges: int, tensors: Iterable[Tensor]) -> bool:
         """True if its dropouts may take other random numbers than upstream's.

@@ -344,7 +344,7 @@ def test_edits_between_the_passes(name: str, tied: bool, edit: str) -> None:
 
 
 def _expected(name: str, call: Call, tied: bool, edit: str, **options: bool) -> Any:
-    """What DGL's gradients are, or those of a call with copies where it has none or mixes two."""
+    """The gradients of DGL, or those of a call with copies where it has none or mixes two."""
     found = _gradients(call, tied, edit, **options)
     is_of_edges = "memory of edges" in edit
     if name not in COPIED or not (isinstance(found, str) or "memory" in edit):
