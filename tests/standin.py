@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -108,6 +108,9 @@ class Stream:
 
 _STREAM = Stream()
 
+BETWEEN: list[Callable[[], None]] = []
+"""Called between each two operations of the device."""
+
 
 class Event:
     """A place in the device's work, as ``torch.cuda.Event``."""
@@ -197,15 +200,23 @@ class _Module(torch.utils.backend_registration._DummyBackendModule):
 
     Event = Event
 
+    Stream = Stream
+
     @staticmethod
-    def current_stream() -> Stream:
-        """The only one."""
+    def current_stream(device: object = None) -> Stream:
+        """The stream that work goes to now; all threads have the same."""
         return _STREAM
 
     @staticmethod
-    def stream(stream: Stream) -> AbstractContextManager[None]:
+    @contextmanager
+    def stream(stream: Stream) -> Iterator[None]:
         """Within, work goes there."""
-        return nullcontext()
+        global _STREAM
+        before, _STREAM = _STREAM, stream
+        try:
+            yield
+        finally:
+            _STREAM = before
 
 
 def install() -> None:
@@ -260,11 +271,19 @@ def _restored(storage: torch.UntypedStorage, location: str) -> torch.UntypedStor
     return on_device(of_host).untyped_storage()
 
 
+def lent_to_host(capsule: Any) -> Any:
+    """A capsule of DLPack that says that its tensor is on the CPU."""
+    return _moved(capsule, _HOST)
+
+
 def _as(x: Tensor, kind: int) -> Tensor:
-    capsule = _to_dlpack(x.detach())
+    return _from_dlpack(_moved(_to_dlpack(x.detach()), kind))
+
+
+def _moved(capsule: Any, kind: int) -> Any:
     of_device = _pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
     ctypes.c_int32.from_address(of_device).value = kind
-    return _from_dlpack(capsule)
+    return capsule
 
 
 def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -288,6 +307,8 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return pairs[id(x)][1]
 
     args = [_tensor_of(x, a) for x, a in zip(args, op._schema.arguments, strict=False)]
+    for happen in BETWEEN:
+        happen()
     with _random(op):
         found = op(*tree_map(lent, args), **tree_map(lent, kwargs))
     for given, host in pairs.values():
@@ -328,7 +349,12 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
 
 
 def _check_one_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
-    """Refuse tensors on the CPU, but for a single number in an operation by elements."""
+    """Refuse tensors on the CPU, but for a single number in an operation by elements.
+
+    An index on the CPU torch sends to the device, for which others may have the host wait.
+    """
+    if op._schema.name == "aten::index" and _place() == ELSEWHERE:
+        args = args[:1]
     for x in tree_leaves((args, kwargs)):
         if isinstance(x, Tensor) and x.device.type != DEVICE:
             if x.dim() == 0 and torch.Tag.pointwise in op.tags:

@@ -1,4 +1,7 @@
-"""Attention by sub-blocks on the CPU: windows of 16 nodes beside columns of their neighbours."""
+"""Attention by sub-blocks on the CPU: windows of 16 nodes beside columns of their neighbours.
+
+And the same numbers by rows, for calls that sub-blocks do not compute, and for GPUs.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ def block_attention_kernels(
         library: gives the native library; asked at each call.
         kernels: those of ``attention`` and ``biased_attention``, by rows.
     """
+    rows = block_attention_by_rows(kernels)
 
     def forward(
         graph: Graph, *arguments: Any, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, table, bias_index, transpose, scale, dropout, _, weights = arguments
         if dropout > 0 or weights or addend is not None:
-            name, tensors = _by_rows(query, key, value, table, bias_index)
-            found: tuple[Tensor, Tensor, Tensor] = kernels[name](
-                graph, *tensors, *arguments[5:], addend=addend
+            found: tuple[Tensor, Tensor, Tensor] = rows["block_attention"](
+                graph, *arguments, addend=addend
             )
             return found
         windows = windows_beside(graph, transpose=transpose)
@@ -51,15 +54,10 @@ def block_attention_kernels(
     ) -> tuple[Tensor | None, ...]:
         query, key, value, table, bias_index, stats, transpose, scale, dropout, _ = arguments
         if dropout > 0 or grad_alpha is not None:
-            name, tensors = _by_rows(query, key, value, table, bias_index)
-            if wanted is not None:
-                more = (False, False, *wanted[3:]) if table is not None else (False,)
-                wanted = (*wanted[:3], *more)
-            grads = (grad, grad_alpha, grad_logsum)
-            found = kernels[f"{name}_backward"](
-                graph, *grads, *tensors, stats, *arguments[6:], wanted=wanted
+            by_rows: tuple[Tensor | None, ...] = rows["block_attention_backward"](
+                graph, grad, grad_alpha, grad_logsum, *arguments, wanted=wanted
             )
-            return (*found[:3], *(found[5:] if table is not None else (None, None)))
+            return by_rows
         is_wanted = (True,) * 5 if wanted is None else wanted
         given = (query, key, value, table, bias_index, scale, stats, grad)
         delta = new_rows(stats, stats.shape[:2])
@@ -77,6 +75,42 @@ def block_attention_kernels(
         by_key = windows_beside(graph, transpose=not transpose)
         library().block_attention_backward_keys(*by_key, *given, delta, of_key, of_value)
         return of_query, of_key, of_value, of_table, None
+
+    return {"block_attention": forward, "block_attention_backward": backward}
+
+
+def block_attention_by_rows(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """The kernels of ``block_attention`` where no nodes stand side by side.
+
+    Args:
+        kernels: those of ``attention`` and ``biased_attention``.
+    """
+
+    def forward(
+        graph: Graph, *arguments: Any, addend: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        name, tensors = _by_rows(*arguments[:5])
+        found: tuple[Tensor, Tensor, Tensor] = kernels[name](
+            graph, *tensors, *arguments[5:], addend=addend
+        )
+        return found
+
+    def backward(
+        graph: Graph,
+        grad: Tensor,
+        grad_alpha: Tensor | None,
+        grad_logsum: Tensor | None,
+        *arguments: Any,
+        wanted: Sequence[bool] | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        name, tensors = _by_rows(*arguments[:5])
+        has_table = arguments[3] is not None
+        if wanted is not None:
+            wanted = (*wanted[:3], *((False, False, *wanted[3:]) if has_table else (False,)))
+        found = kernels[f"{name}_backward"](
+            graph, grad, grad_alpha, grad_logsum, *tensors, *arguments[5:], wanted=wanted
+        )
+        return (*found[:3], *(found[5:] if has_table else (None, None)))
 
     return {"block_attention": forward, "block_attention_backward": backward}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fastgraph.backends.cpu import CpuBackend
 from fastgraph.backends.cuda import CudaBackend
+from fastgraph.backends.dense_blocks import DenseBlocksBackend
 from fastgraph.backends.generated import generated_on_gpus
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.scatter import ScatterBackend
@@ -21,5 +22,6 @@ def fastgraph_backends() -> Sequence[Backend]:
         CudaBackend(generated=generated_on_gpus()),
         ScatterBackend(),
         SparseBackend(),
+        DenseBlocksBackend(),  # before the reference, which is a last resort, too
         ReferenceBackend(),
     ]

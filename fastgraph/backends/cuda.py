@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.backends.block_attention import block_attention_by_rows
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.edge_programs import edge_program_kernel
 from fastgraph.backends.generated import GeneratedKernels
@@ -67,6 +68,7 @@ class CudaBackend:
             "edge_softmax": reference.edge_softmax,
             "edge_softmax_backward": reference.edge_softmax_backward,
         }
+        self._kernels |= block_attention_by_rows(self._kernels)
 
     def unavailable(self) -> str | None:
         return native.why_cuda_unavailable()

@@ -75,17 +75,19 @@ def of_pairs(bias: Tensor | None, pair_type: Tensor | None, pairs: int) -> Tenso
         ValueError: it is of another number of pairs.
         IndexError: the table has no such type.
     """
-    if bias is None:
-        return None
-    if pair_type is None:
-        if len(bias) != pairs:
-            raise ValueError(
-                f"bias must have shape [{pairs}, {bias.shape[1]}], got {list(bias.shape)}"
-            )
+    check_pairs(bias, pair_type, pairs)
+    if bias is None or pair_type is None:
         return bias
-    if len(pair_type) != pairs:
-        raise ValueError(f"pair_type must have shape [{pairs}], got {list(pair_type.shape)}")
     return of_types(bias, pair_type, "pair_type")
+
+
+def check_pairs(bias: Tensor | None, pair_type: Tensor | None, pairs: int) -> None:
+    """Raise ValueError for a bias of another number of pairs."""
+    if pair_type is not None:
+        if len(pair_type) != pairs:
+            raise ValueError(f"pair_type must have shape [{pairs}], got {list(pair_type.shape)}")
+    elif bias is not None and len(bias) != pairs:
+        raise ValueError(f"bias must have shape [{pairs}, {bias.shape[1]}], got {list(bias.shape)}")
 
 
 def _dense_softmax(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -16,10 +17,17 @@ def of_types(table: Tensor, types: Tensor, name: str) -> Tensor:
     Raises:
         IndexError: the table has no such type.
     """
-    index = as_index(types)  # to compare, too: as a byte, a table's length of 300 is 44
-    for bad in index[(index < 0) | (index >= len(table))][:1].tolist():
-        raise IndexError(f"{name} holds {bad}, expected 0 <= type < {len(table)}")
-    return table.index_select(0, index)
+    check_types(table, types, name)
+    return table.index_select(0, as_index(types))
+
+
+def check_types(table: Tensor, types: Tensor, name: str) -> None:
+    """Raise IndexError for types that a table lacks; without tensors of their size."""
+    if types.numel() == 0:
+        return
+    for bad in torch.stack(torch.aminmax(types)).tolist():
+        if not 0 <= bad < len(table):
+            raise IndexError(f"{name} holds {bad}, expected 0 <= type < {len(table)}")
 
 
 def as_index(types: Tensor) -> Tensor:

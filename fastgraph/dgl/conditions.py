@@ -85,6 +85,16 @@ def layer_left() -> nn.Module | None:
     return innermost if isinstance(innermost, nn.Module) else None
 
 
+def is_layer_too_small() -> bool:
+    """True within a call of a layer that was left to DGL as a whole since it would gain nothing.
+
+    DGL groups the edges then for what it does, and grouping them for one part of the layer besides
+    takes longer than the part gains.
+    """
+    layer, refused = layer_left(), THREAD.refused
+    return layer is not None and not (refused and refused[-1] is layer)
+
+
 def last_wins(x: Tensor) -> bool:
     """True if the last of several extrema gets the gradient in DGL, where one is recorded."""
     is_recorded = x.requires_grad and torch.is_grad_enabled()

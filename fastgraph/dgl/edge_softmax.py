@@ -9,7 +9,7 @@ from dgl.base import ALL, is_all
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dgl.conditions import NoOperator, call_refusal
+from fastgraph.dgl.conditions import NoOperator, call_refusal, is_layer_too_small
 from fastgraph.dgl.sizes import SOFTMAX, is_too_small
 from fastgraph.dgl.structure import directed_structure_of, sizes_of
 from fastgraph.plugins.refusal import Refusal
@@ -36,7 +36,7 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
     check(gidx, score, eids)
     if not is_all(eids):
         return NoOperator("a softmax of some of the edges has no operator")
-    if is_too_small(SOFTMAX, gidx, score):
+    if is_too_small(SOFTMAX, gidx, score) or is_layer_too_small():
         return TOO_SMALL
     # Before anything is read of the graph, which may be new.
     if isinstance(score, Tensor) and score.dim() > 0 and score.shape[1:].numel() == 1:

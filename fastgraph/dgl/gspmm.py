@@ -18,11 +18,18 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal, last_wins
+from fastgraph.dgl.conditions import (
+    LEAST_CHANNELS,
+    NoOperator,
+    features_refusal,
+    is_layer_too_small,
+    last_wins,
+)
 from fastgraph.dgl.index_objects import FEWEST
 from fastgraph.dgl.sizes import (
     EXTREMUM,
     EXTREMUM_OF_EDGES,
+    FEW,
     SUM,
     SUM_OF_EDGES,
     WEIGHTED_SUM,
@@ -80,9 +87,9 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         return NoOperator("features without channels have no operator")
     if of_edges and channels < _least_of_edges(reduce, x):
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
-    if op == "mul" and channels < _LEAST_OF_LEARNED_WEIGHTS and _has_gradient(rhs):
+    if op == "mul" and channels < _LEAST_OF_LEARNED_WEIGHTS and _are_learned(rhs):
         return NoOperator(f"{reduce} of {channels} channels by learned weights has no operator")
-    if is_too_small(least, gidx, x, channels):
+    if is_too_small(least, gidx, x, channels) or (channels <= FEW and is_layer_too_small()):
         return TOO_SMALL
     if op == "mul" and isinstance(rhs, Tensor) and not (rhs.dim() > 0 and _is_of_heads(rhs, x)):
         sizes = f"{list(x.shape[1:])} and {list(rhs.shape[1:])}"
@@ -106,6 +113,11 @@ def _least_of_edges(reduce: str, x: Tensor) -> int:
     if reduce == "sum" and not _has_gradient(x):
         return _LEAST_OF_EDGES_IN_INFERENCE
     return _LEAST_OF_EDGES
+
+
+def _are_learned(weights: Any) -> bool:
+    """True if weights get a gradient, or in a backward pass of DGL's own for weights that do."""
+    return _has_gradient(weights) or torch._C._current_graph_task_id() != -1
 
 
 def _has_gradient(features: Any) -> bool:

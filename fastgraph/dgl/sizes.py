@@ -189,12 +189,14 @@ def of_layer(
     times_of = _times_of(least)
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # Most of what is small is known at once: too small for any number of channels.
+        bound, is_graph = least.bound(), bool(args) and type(args[0]) in GRAPHS
+        if is_graph and is_graph_below(args[0], bound):
+            return True
         width = WIDE if channels is None else channels(module)
-        if args and type(args[0]) in GRAPHS:  # most of what is small is known at once
-            bound = least.bound()
-            if width < WIDE and len(args) > 1 and type(args[1]) is Tensor and args[1].is_cpu:
-                bound *= times_of(width)
-            if is_graph_below(args[0], bound):
+        if is_graph and width < WIDE and len(args) > 1:
+            is_plain = type(args[1]) is Tensor and args[1].is_cpu
+            if is_plain and is_graph_below(args[0], bound * times_of(width)):
                 return True
         graph, features = _arguments(args, kwargs)
         if not isinstance(graph, DGLGraph):

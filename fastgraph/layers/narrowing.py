@@ -6,7 +6,9 @@ sources instead of those of destinations. The error of the output is smaller for
 all graphs that were measured, but by up to a quarter larger for sums on graphs with hubs. That of
 the gradient of :math:`W` may be larger by half there: :math:`(A^T g)^T x` adds terms that a mean
 over neighbours would have made small first. So where that is recorded, and for sums, a setting has
-to ask for it.
+to ask for it. The error of the gradient of features is the same by either order. On a graph with
+many edges between the same nodes it is larger than PyG's by either, as edges are sorted here: PyG's
+own is as large where it is given them sorted.
 
 On several ranks the narrower of both is also what these send each other, of each row of a halo, or
 of a column and a row of a grid. There a layer that multiplies first, as ``GCNConv`` does, does so

@@ -48,6 +48,8 @@ class Prepared:
         wide: those of them that belong to edges and are not much narrower than messages: a copy
             would be what a program spares, and a view keeps what they were where their owners give
             them other memory (``tensor.data = other``).
+        arguments: those of them that are no parameters or buffers of the layer. Of what upstream
+            saves a view is kept, too.
         state: parameters and buffers of the layer, by where they are in it.
         work: how much there is to compute for an edge.
         winning: the outputs, extrema, whose gradient one edge has.
@@ -59,6 +61,7 @@ class Prepared:
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
     wide: frozenset[str] = frozenset()
+    arguments: frozenset[str] = frozenset()
     winning: frozenset[int] = frozenset()
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -101,7 +104,8 @@ class Prepared:
         wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
         # Caches find the one object of all that are equal by its identity.
         traced = replace(traced, program=parse(str(traced.program)))
-        return cls(traced, private, tuple(found), work, frozenset(wide), winning)
+        given = frozenset(private.keys() & arguments.keys())
+        return cls(traced, private, tuple(found), work, frozenset(wide), given, winning)
 
     def draws_apart(self, num_edges: int, tensors: Iterable[Tensor]) -> bool:
         """True if its dropouts may take other random numbers than upstream's.
@@ -303,10 +307,11 @@ class Prepared:
         copies: dict[int, Tensor] = {}
         for name, savers in self.private.items():
             tensor = given[name]
-            if savers and any(s in given and given[s].requires_grad for s in savers):
-                continue
-            if name in self.wide:
+            is_saved = bool(savers) and any(s in given and given[s].requires_grad for s in savers)
+            if name in self.wide or (is_saved and name in self.arguments):
                 given[name] = as_it_is(tensor)
+                continue
+            if is_saved:
                 continue
             if id(tensor) not in copies:
                 # In rows, as operands are, lest those that are laid out otherwise be copied twice.

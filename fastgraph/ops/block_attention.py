@@ -36,7 +36,8 @@ def block_attention(
     On the CPU what is stored grows with edges: 5 bytes for each of them where columns are full, 20
     where they have one edge, and as much again for the backward pass; kept with the graph. About
     120 bytes for each are taken while that is made. The gradient of a table takes 64 copies of it.
-    GPUs have no kernel: torch's operations compute there, and store the messages.
+    On GPUs nodes do not stand side by side: the kernels of :func:`attention` compute by rows, and
+    the gradient of a table takes as much as those of all scores, ``[E, heads]``.
 
     Args:
         query: of the aggregating nodes, ``[destinations, heads, channels]``, float32, float64,

@@ -50,8 +50,12 @@ def dense_attention(
     On the CPU what is stored grows with nodes: the result, two numbers for each node and head, and
     while gradients are computed, up to eight copies of the query of graphs of 512 nodes and more,
     and 128 of a table of biases. The gradient of a bias of pairs has the size of that.
-    The backward pass needs the result, too, which may not be edited before. Where no backend has a
-    kernel, torch's operations compute graph by graph, and store all pairs.
+    The backward pass needs the result, too, which may not be edited before.
+
+    GPUs have no kernel of their own: there torch's operations compute graphs of one size together
+    and large ones by some of their queries, :math:`2^{23}` scores at a time (:math:`2^{21}` with
+    dropout), a few tensors of which are stored besides what grows with nodes. Dropout and
+    statistics are the same, and sums have a fixed order. Derivatives of gradients store all pairs.
 
     A query of whose pairs a bias makes all scores -infinity gets 0, as from torch's
     ``scaled_dot_product_attention``.

@@ -38,9 +38,9 @@ def _least(module: SAGEConv, *_: object) -> Least:
 
 
 def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computation | None:
-    """The forward pass of a call, or ``None`` where there is nothing to gain."""
+    """The forward pass of a call; ``None`` where ``x`` is neither a tensor nor a pair."""
     x = pair_of(x)
-    if not module.root_weight or x is None or x[1] is None:
+    if x is None:
         return None
     return lambda: _forward(module, x, edge_index, size)
 
@@ -49,7 +49,8 @@ def _forward(module: SAGEConv, x: Any, edge_index: Any, size: Any) -> Tensor:
     if module.project and hasattr(module, "lin"):
         x = (project(module.lin, x[0]).relu(), x[1])
     out, owned = aggregate_and_project(module, module.lin_l, edge_index, x=x, size=size)
-    if leaves_out(module, out, module.lin_r, x[1]):
-        return out
-    out = add_root(out, owned, module.lin_r, x[1])
+    if module.root_weight and x[1] is not None:
+        if leaves_out(module, out, module.lin_r, x[1]):
+            return out
+        out = add_root(out, owned, module.lin_r, x[1])
     return F.normalize(out, p=2.0, dim=-1) if module.normalize else out

@@ -234,7 +234,7 @@ BLOCK_ATTENTION = Attention(
     schema=ATTENTION.schema,
     together=BIASED_ATTENTION.together,
 )
-"""The same without features of edges, by sub-blocks, which CPUs alone have."""
+"""The same without features of edges, by sub-blocks on CPUs and by rows on GPUs."""
 ATTENTIONS = (GAT, GATV2, ATTENTION, EDGE_ATTENTION, BIASED_ATTENTION, BLOCK_ATTENTION)
 
 

@@ -171,9 +171,11 @@ def _run_counted(
     """Upstream's own code for a call that has been counted as a whole, and refused."""
     if type(refusal) is OutOfRange:
         upstream = functools.partial(run_upstream, refusal, upstream)
-    counted = THREAD.counted
+    counted, refused = THREAD.counted, THREAD.refused
     counted.append(module)
+    refused.append(module)
     try:
         return upstream(module, *args, **kwargs)
     finally:
+        refused.pop()
         counted.pop()

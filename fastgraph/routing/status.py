@@ -140,11 +140,13 @@ class _Thread(threading.local):
     Attributes:
         recorders: those to count in, the last of them.
         counted: the modules and functions that are called, the innermost last.
+        refused: those modules among them that are not too small, but cannot take their route.
     """
 
     def __init__(self) -> None:
         self.recorders = [STATUS]
         self.counted: list[object] = []
+        self.refused: list[object] = []
 
 
 THREAD = _Thread()

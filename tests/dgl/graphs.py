@@ -6,9 +6,11 @@ import os
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import fastgraph.dgl
+from fastgraph.upstream import LAYERS
 from tests.graphs import Case, all_cases, random_edges, square_cases
 
 os.environ.setdefault("DGLBACKEND", "pytorch")  # or else DGL writes a file at home
@@ -34,6 +36,22 @@ def of_case(case: Case) -> Any:
 def block(case: Case) -> Any:
     """A sampled block: some nodes, and all whose edges they have."""
     return dgl.to_block(of_case(case), dst_nodes=case.edge_index[1].unique())
+
+
+def routed_classes() -> set[type]:
+    """The classes of layers with a route, of those that this version of DGL has."""
+    from dgl.nn.pytorch import conv
+
+    layers = LAYERS["dgl.nn.pytorch.conv"]
+    return {getattr(conv, name) for name, _, _ in layers if hasattr(conv, name)}
+
+
+def without_self_loops(case: Case) -> Any:
+    """The graph with edges from a node to itself led to the next node."""
+    source, destination = case.edge_index
+    return graph(
+        torch.stack([source, (destination + (source == destination)) % case.num_src]), case.num_src
+    )
 
 
 SQUARE = [case for case in square_cases() if case.name != "no_nodes"]

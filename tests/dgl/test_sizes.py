@@ -142,6 +142,49 @@ def test_narrow_messages_need_more_edges(layer: str, channels: int) -> None:
             assert counts(layer) == (*expected, {TOO_SMALL.reason: 1})
 
 
+def test_a_layer_that_is_too_small_is_left_with_its_softmax() -> None:
+    """DGL groups the edges for the rest of it, and they would be grouped here once more."""
+    conv, x = LAYERS["EdgeGATConv"][0](8), torch.randn(20, 8)
+    g = graph(sizes.NARROW_TIMES * sizes.EDGE_ATTENTION.training - 1)
+    assert g.num_edges() > sizes.SOFTMAX.training
+    expected = conv(g, x, **further("EdgeGATConv", g))
+    with fastgraph.enabled(strict=True):
+        assert torch.equal(conv(g, x, **further("EdgeGATConv", g)), expected)
+    assert [row.layer for row in fastgraph.status().rows] == ["dgl.EdgeGATConv"]
+
+
+@pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
+def test_a_layer_that_is_refused_keeps_its_softmax() -> None:
+    conv, x = LAYERS["EdgeGATConv"][0](8), torch.randn(20, 8)
+    conv.fc_edge.register_forward_hook(lambda *_: None)
+    g = graph(sizes.NARROW_TIMES * sizes.EDGE_ATTENTION.training)
+    with fastgraph.enabled():
+        conv(g, x, **further("EdgeGATConv", g))
+    assert counts("EdgeGATConv")[:2] == (0, 1)
+    assert counts("dgl.edge_softmax") == (1, 0, {})
+
+
+def test_a_narrow_layer_that_is_too_small_is_left_with_its_sums() -> None:
+    conv, x = dglnn.EGATConv(4, 3, 1, 1, 1), torch.randn(20, 4)
+    g = graph(sizes.FEW_TIMES[sizes.WEIGHTED_SUM] * sizes.WEIGHTED_SUM.inference)
+    with torch.no_grad(), fastgraph.enabled(strict=True):
+        conv(g, x, edge_values(g, 3))
+        assert [row.layer for row in fastgraph.status().rows] == ["dgl.EGATConv"]
+        dgl.ops.u_mul_e_sum(g, x[:, :1], edge_values(g, 1))
+    assert counts("dgl.gspmm") == (1, 0, {})
+
+
+def test_gradients_of_few_channels_by_learned_weights_are_dgls() -> None:
+    """It has grouped the edges for the forward pass."""
+    g = graph(sizes.FEW_TIMES[sizes.WEIGHTED_SUM] * sizes.WEIGHTED_SUM.inference)
+    x = torch.randn(20, 2, requires_grad=True)
+    weights = edge_values(g, 1).requires_grad_()
+    with fastgraph.enabled():
+        dgl.ops.u_mul_e_sum(g, x, weights).sum().backward()
+    reason = "sum of 2 channels by learned weights has no operator"
+    assert counts("dgl.gspmm") == (0, 2, {reason: 2})
+
+
 @pytest.mark.parametrize("layer", ["HGTConv", "RelGraphConv"])
 def test_messages_of_types_are_never_traced(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their products have a gradient of their own, so that no program can be made of them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fastgraph
-from tests.dgl.graphs import ORDINARY, block, dgl, of_case
+from tests.dgl.graphs import ORDINARY, block, dgl, of_case, routed_classes, without_self_loops
 from tests.dgl.test_layers import IN, SUMS
 from tests.graphs import Case
 from tests.wanted import assert_only_wanted_gradients, penalty, penalty_gradients
@@ -86,6 +86,21 @@ KINDS = {
     "etype": torch.arange(ORDINARY.num_edges) % 3,
 }
 
+POSITIONS = torch.linspace(-1, 1, 3 * ORDINARY.num_src).view(-1, 3).sin()
+
+
+class _OfPositions(nn.Module):
+    """``EGNNConv`` as a function of positions alone, whose gradients are forces."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, graph: Any, positions: Tensor, edge_feat: Tensor) -> Tensor:
+        out, moved = self.conv(graph, torch.ones(len(positions), IN), positions, edge_feat)
+        return torch.cat([out, moved], 1)
+
+
 # What upstream multiplies for each edge, in no matrix product, routes do for each node in one.
 BY_NODES = {"NNConv": ORDINARY.num_src * IN * 5 * 4, "EdgeGATConv": ORDINARY.num_src * 10 * 4}
 
@@ -113,7 +128,19 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         {"efeat": E},
     ),
     "CFConv": (lambda: dglnn.CFConv(IN, 4, 8, 5), {"edge_feats": E}),
+    "EGNNConv": (lambda: dglnn.EGNNConv(IN, 8, 5, 4), {"coord_feat": POSITIONS, "edge_feat": E}),
+    "EGNNConv positions": (lambda: _OfPositions(dglnn.EGNNConv(IN, 8, 5, 4)), {"edge_feat": E}),
+    "GCN2Conv": (
+        lambda: dglnn.GCN2Conv(IN, 1, allow_zero_in_degree=True),
+        {"feat_0": torch.ones(ORDINARY.num_src, IN)},
+    ),
+    "GMMConv": (
+        lambda: dglnn.GMMConv(IN, 8, 4, 3, allow_zero_in_degree=True),
+        {"pseudo": E},
+    ),
 }
+if hasattr(dglnn, "GatedGCNConv"):  # not in DGL 1.1
+    OTHERS["GatedGCNConv"] = (lambda: dglnn.GatedGCNConv(IN, 4, 5), {"edge_feat": E})
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -121,6 +148,8 @@ def test_other_layers(name: str) -> None:
     torch.manual_seed(0)
     make, more = OTHERS[name]
     graph = of_case(ORDINARY)
+    if name.startswith("EGNNConv"):  # DGL's gradients of self-loops are NaN
+        graph = without_self_loops(ORDINARY)
     if name == "EGATConv":
         graph = dgl.add_self_loop(graph)
         more = {"efeats": torch.linspace(-1, 1, 4 * graph.num_edges()).view(-1, 4)}
@@ -131,6 +160,11 @@ def test_other_layers(name: str) -> None:
 
     by_nodes = BY_NODES.get(name, 0)
     assert_only_wanted_gradients(make(), run, features(), same_products=False, more=by_nodes)
+
+
+def test_no_class_is_forgotten() -> None:
+    made = [*(make() for make in EVERY.values()), *(make() for make, _ in OTHERS.values())]
+    assert routed_classes() <= {type(module) for module in made}
 
 
 @pytest.mark.parametrize("name", ["GraphConv both", "SAGEConv mean", "SAGEConv pool", *ATTENTION])

@@ -102,6 +102,7 @@ def _watch() -> None:
 
     def after_step(*_: object) -> None:
         nonlocal steps
+        assert not late_collectives.GOING_ON, "nobody has waited for a collective"
         if steps >= _FIRST:
             for wait in waits:
                 if not wait.endswith(standin.ELSEWHERE):

@@ -164,6 +164,20 @@ def a_pass_that_fails(x: Tensor) -> Values:
 
 
 @case
+def second_derivatives_of_a_batch_norm(x: Tensor) -> Values:
+    """Of channels whose means are far from zero, where the order of sums matters most."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(D)
+    offset = (x.detach() + 1e3).requires_grad_()
+    wanted = [offset, *norm.parameters()]
+    first = torch.autograd.grad(norm(offset).sin().sum(), wanted, create_graph=True)
+    penalty = sum(grad.square().sum() for grad in first)
+    second = torch.autograd.grad(penalty, wanted)
+    found = [*first, *second, norm.running_mean, norm.running_var]
+    return [fgd.whole(grad.detach()) / grad.detach().abs().max() for grad in found]
+
+
+@case
 def gradients_of_several_types(x: Tensor) -> Values:
     single, double = (torch.ones(D, dtype=d, requires_grad=True) for d in (torch.float32, x.dtype))
     ((x * double).float() * single).double().square().mean().backward()
@@ -199,6 +213,10 @@ def compare_on_this_rank() -> dict[str, Any]:
     model = Model()
     loss = model.loss(x)
     found["sums"] = [sums(lambda: model.loss(x)), sums(lambda: loss.backward())]
+    norm = nn.BatchNorm1d(D)
+    out = norm(x * x.detach().requires_grad_())
+    target = out.detach().clone()
+    found["norm"] = [sums(lambda: norm(x)), sums(lambda: out.backward(target))]
     found["at once"], found["in bundles"] = [], []
     gradients.TOGETHER = 2 * 8 * D * D
     for key in ("at once", "in bundles"):
@@ -255,3 +273,10 @@ def test_bundles() -> None:
     assert list(gradients.bundles([limit + 1])) == [slice(0, 1)]
     sizes = [1, limit - 1, 1, limit, 2]
     assert list(gradients.bundles(sizes)) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+
+
+def test_a_batch_norm_takes_one_sum_in_each_pass_besides_that_of_its_parameters(
+    found: list[dict[str, Any]],
+) -> None:
+    for of_rank in found:
+        assert of_rank["norm"] == [1, 2]

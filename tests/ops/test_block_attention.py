@@ -14,7 +14,7 @@ from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.windows import windows_of
 from fastgraph.ops.score_bias import ENTRY_TYPES
 from fastgraph.plugins.backend import FLOATING
-from tests.conftest import selected
+from tests.conftest import EMULATED, selected
 from tests.graphs import hub_edges, random_edges
 
 CLIQUE = torch.cartesian_prod(torch.arange(40), torch.arange(40)).T
@@ -30,7 +30,7 @@ GRAPHS = {
 TYPES = 5
 
 
-@pytest.fixture(params=["cpu", "reference"])
+@pytest.fixture(params=["cpu", "reference", EMULATED])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend that has the kernel."""
     yield from selected(request.param)

@@ -28,7 +28,7 @@ SEED = torch.tensor([7 << 40 | 11])
 TABLE = {"bias": torch.ones(4, 1), "pair_type": torch.zeros(9, dtype=torch.uint8)}
 
 
-@pytest.fixture(params=["cpu", "reference"])
+@pytest.fixture(params=["cpu", "blocks", "reference"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend that has the kernel."""
     yield from selected(request.param)

@@ -65,6 +65,8 @@ CONVS = {
     "SAGE normalised": lambda: sage(normalize=True),
     "SAGE projecting": lambda: sage(project=True),
     "SAGE without bias": lambda: sage(bias=False),
+    "SAGE without root": lambda: sage(root_weight=False),
+    "SAGE without either": lambda: sage(root_weight=False, bias=False, normalize=True),
     "GraphConv": lambda: GraphConv(WIDE, NARROW),
     "GraphConv mean": lambda: GraphConv(WIDE, NARROW, aggr="mean"),
 }
@@ -99,6 +101,9 @@ def test_two_sets_of_nodes(widths: list[int]) -> None:
     x = features(NODES // 2).requires_grad_(), features(NODES, 7)
     assert width_of(widths, conv, x, few) == NARROW
     assert_same(conv, arguments(x, few))
+    without = x[0], None
+    assert width_of(widths, conv, without, few, (NODES // 2, NODES)) == NARROW
+    assert_same(conv, arguments(without, few, (NODES // 2, NODES)))
     # Of many sources, few would be multiplied as destinations.
     many = random_edges(40 * NODES, NODES, COUNT)
     x = features(40 * NODES).requires_grad_(), features(NODES, 7)

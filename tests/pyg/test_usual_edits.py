@@ -47,7 +47,8 @@ TYPED = ("FastRGCNConv", "RGATConv")
 # Features of edges as wide as messages are not copied: see the page on any message.
 NOT_COPIED = ("GINEConv", "GENConv, mean, edges")
 
-NAMES = [name for name in CONVS if name != "WLConv"]
+# And what is made of `MultiheadAttentionBlock`, which has a route, too.
+NAMES = [*(name for name in CONVS if name != "WLConv"), "SetTransformerAggregation"]
 
 
 def _cases() -> list[Any]:

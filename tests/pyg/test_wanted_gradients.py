@@ -82,7 +82,11 @@ def test_gradient_penalties(name: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in CONVS if name != "WLConv"])
+# The aggregations that are made of `MultiheadAttentionBlock`, which has a route, too.
+SETS = ("SetTransformerAggregation", "GraphMultisetTransformer")
+
+
+@pytest.mark.parametrize("name", [*(name for name in CONVS if name != "WLConv"), *SETS])
 def test_usual_configurations(name: str) -> None:
     module, (_, leaves) = calling(name, GRAPH)
     others = {key: leaf.detach() for key, leaf in leaves.items() if key != "x"}

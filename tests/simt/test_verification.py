@@ -9,7 +9,7 @@ from fastgraph.verification.checking import check, operators
 from tests.emulated import repeats_but
 from tests.simt.backend import SimtBackend
 
-ON_CPUS_ALONE = {"block_attention", "dense_attention", "edge_attention"}
+ON_CPUS_ALONE = {"dense_attention", "edge_attention"}
 
 
 @pytest.mark.parametrize("dtype", repeats_but([torch.float32], [torch.float32, torch.bfloat16]))

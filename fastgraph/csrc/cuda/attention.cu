@@ -17,10 +17,10 @@ cudaError_t attention_backward(Queue& queue, const CutCsr& graph, const CutCsr& 
                                Matrix<Accumulator<T>> grad_edge) {
   auto* delta = queue.scratch<Accumulator<T>>(graph.num_rows * in.key.heads);
   const cudaError_t error = run_attention_dst<T>(queue, graph, in, NoBias{}, scale, dropout, given,
-                                                 delta, grad_query, grad_edge, {}, {});
+                                                 delta, grad_query, grad_edge);
   if (error != cudaSuccess) return error;
   return run_attention_src<T>(queue, transpose, in, NoBias{}, scale, dropout, given, delta,
-                              grad_key, grad_value);
+                              grad_key, grad_value, {});
 }
 
 FASTGRAPH_INSTANTIATE(attention)

@@ -66,13 +66,13 @@ struct EdgeBias {
 
   EdgeBiases<T> biases;
 
-  __device__ A added(A score, int64_t edge, int head) const {
+  __device__ A of(int64_t edge, int head) const {
     const auto& [of_edges, of_types] = biases;
-    if (of_edges.given()) score += widened(of_edges.values.row(edge)[head]);
-    if (!of_types.given()) return score;
+    A sum = of_edges.given() ? widened(of_edges.values.row(edge)[head]) : A{0};
+    if (!of_types.given()) return sum;
     const int64_t type = of_types.types.at(edge);
     if (type < 0 || type >= of_types.values.rows) return NAN;
-    return score + widened(of_types.values.row(type)[head]);
+    return sum + widened(of_types.values.row(type)[head]);
   }
 };
 
@@ -81,7 +81,7 @@ template <typename T, bool kFeatures, typename Bias>
 struct AttentionScores {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kBiased = Bias::kGiven, kEdges = kFeatures || kBiased;
+  static constexpr bool kBiased = Bias::kGiven, kEdges = kFeatures;
   static constexpr bool kScores = true, kProducts = false, kTogether = false;
   static constexpr int kRows = kFeatures ? 4 : 2;
 
@@ -118,9 +118,7 @@ struct AttentionScores {
     add_products(part, this->dot_width(), held.query, gathered.key, dots.score);
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
-  __device__ A biased(A score, int64_t edge, int head) const {
-    return bias.added(score, edge, head);
-  }
+  __device__ A bias_of(int64_t edge, int head) const { return bias.of(edge, head); }
 
   template <typename L, int kCount>
   static __device__ const typename L::Share& value(const Gathered<L, kCount>& gathered, int u) {
@@ -128,20 +126,18 @@ struct AttentionScores {
   }
 };
 
-// The gradients of query, edge and bias.
+// The gradients of query and edge.
 template <typename T, bool kFeatures, typename Bias>
 struct AttentionDestinations : DestinationPass<T> {
   using A = Accumulator<T>;
-  static constexpr bool kBiased = Bias::kGiven, kEdges = kFeatures || kBiased;
-  static constexpr bool kScores = true, kOnce = !kEdges;
+  static constexpr bool kBiased = Bias::kGiven, kEdges = kFeatures;
+  static constexpr bool kScores = true, kOnce = !kFeatures;
   static constexpr int kRows = kFeatures ? 4 : 2;
 
   AttentionInputs<T> in;
   Bias bias;
   A scale;
   Matrix<A> grad_edge;
-  Matrix<T> grad_bias;   // of the scores, [edges, heads], or no data
-  Matrix<A> grad_score;  // the same, from which the gradients of types are added up, or no data
 
   template <typename L>
   struct Held {
@@ -186,9 +182,7 @@ struct AttentionDestinations : DestinationPass<T> {
     add_products(part, this->dot_width(), held.grad, gathered.value, dots.product);
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
-  __device__ A biased(A score, int64_t edge, int head) const {
-    return bias.added(score, edge, head);
-  }
+  __device__ A bias_of(int64_t edge, int head) const { return bias.of(edge, head); }
 
   template <typename L, int kCount>
   __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
@@ -230,10 +224,6 @@ struct AttentionDestinations : DestinationPass<T> {
         }
       });
       if (kFeatures && part.first == 0) add_edges(part, span.row, batch, own, softmax);
-      if (kBiased && part.first == 0 && part.lanes.lane < batch.count) {
-        if (grad_bias.data) grad_bias.row(batch.edge)[part.head] = narrowed<T>(own);
-        if (grad_score.data) grad_score.row(batch.edge)[part.head] = own;
-      }
     });
     sums.each([&](A& sum, int, int) { sum *= scale; });
     this->result.store(part, span, sums);
@@ -262,11 +252,19 @@ struct AttentionDestinations : DestinationPass<T> {
   __device__ void store_totals(const Part<L>&, const NoTotals<L>&) const {}
 };
 
-// Gradients of key and value, along the transpose.
+// The gradients of scores, which are those of what is added to them: [edges, heads], or no data.
+template <typename T>
+struct ScoreGradients {
+  Matrix<T> of_edges;
+  Matrix<Accumulator<T>> summed;  // from which those of types are added up
+};
+
+// Gradients of key, value and bias, along the transpose: where the gradients of scores are found
+// from the delta of rows that are known, while those of queries are corrected as it becomes known.
 template <typename T, bool kFeatures, typename Bias>
 struct AttentionSources : SourcePass<T> {
   using A = Accumulator<T>;
-  static constexpr bool kBiased = Bias::kGiven, kEdges = kFeatures || kBiased, kScores = true;
+  static constexpr bool kBiased = Bias::kGiven, kEdges = kFeatures, kScores = true;
   static constexpr int kRows = kFeatures ? 4 : 2;
 
   AttentionInputs<T> in;
@@ -274,6 +272,7 @@ struct AttentionSources : SourcePass<T> {
   A scale;
   RowResult<T> grad_key;
   RowResult<T> grad_value;
+  ScoreGradients<T> grad_score;
 
   template <typename L>
   struct Held {
@@ -325,9 +324,7 @@ struct AttentionSources : SourcePass<T> {
     }
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
-  __device__ A biased(A score, int64_t edge, int head) const {
-    return bias.added(score, edge, head);
-  }
+  __device__ A bias_of(int64_t edge, int head) const { return bias.of(edge, head); }
 
   template <typename L, int kCount>
   __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
@@ -339,6 +336,11 @@ struct AttentionSources : SourcePass<T> {
       sums.value.each(
           [&](A& sum, int q, int i) { sum += of_value[u] * gathered.grad[u].at(q, i); });
     }
+  }
+  __device__ void store_score(int64_t edge, int head, A gradient) const {
+    const auto& [of_edges, summed] = grad_score;
+    if (of_edges.data) of_edges.row(edge)[head] = narrowed<T>(gradient);
+    if (summed.data) summed.row(edge)[head] = gradient;
   }
   template <typename L>
   __device__ void store(const Part<L>& part, const Span& span, Sums<L>& sums) const {
@@ -370,16 +372,12 @@ template <typename T, typename Bias>
 cudaError_t run_attention_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
                               const Bias& bias, double scale, Dropout dropout,
                               const SoftmaxGradients<T>& given, Accumulator<T>* delta,
-                              Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge,
-                              Matrix<T> grad_bias, Matrix<Accumulator<T>> grad_score) {
+                              Heads<T> grad_query, Matrix<Accumulator<T>> grad_edge) {
   const bool packed = is_packed(in, given.grad.data, grad_query.data);
   const DestinationPass<T> base(queue, graph, dropout, given, delta, grad_query);
   return with_edges(in, [&](auto edges) {
     using Pass = AttentionDestinations<T, edges.value, Bias>;
-    Pass pass{base,      gatherable(in, graph),
-              bias,      static_cast<Accumulator<T>>(scale),
-              grad_edge, grad_bias,
-              grad_score};
+    Pass pass{base, gatherable(in, graph), bias, static_cast<Accumulator<T>>(scale), grad_edge};
     // Where all heads add to the same gradient of an edge, one group takes them all.
     const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
     return with_layout<T>(in.query.width, packed, [&](auto layout) {
@@ -395,7 +393,8 @@ template <typename T, typename Bias>
 cudaError_t run_attention_src(Queue& queue, const CutCsr& transpose, const AttentionInputs<T>& in,
                               const Bias& bias, double scale, Dropout dropout,
                               const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
-                              Heads<T> grad_key, Heads<T> grad_value) {
+                              Heads<T> grad_key, Heads<T> grad_value,
+                              const ScoreGradients<T>& grad_score) {
   const bool packed = is_packed(in, given.grad.data, grad_key.data, grad_value.data);
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
@@ -405,7 +404,8 @@ cudaError_t run_attention_src(Queue& queue, const CutCsr& transpose, const Atten
         bias,
         static_cast<Accumulator<T>>(scale),
         RowResult<T>(queue, base.graph.num_pieces, grad_key),
-        RowResult<T>(queue, base.graph.num_pieces, grad_value)};
+        RowResult<T>(queue, base.graph.num_pieces, grad_value),
+        grad_score};
     cudaError_t error = run_sources(queue, "attention_sources", pass, packed);
     if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_key);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_value) : error;

@@ -71,16 +71,16 @@ cudaError_t biased_attention_backward(Queue& queue, const CutCsr& graph, const C
   const int64_t heads = in.key.heads, edges = graph.num_entries;
   auto* delta = queue.scratch<A>(graph.num_rows * heads);
   const EdgeBias<T> bias{biases};
-  Matrix<A> grad_score{};
-  if (grad_bias.of_types.data) grad_score = {queue.scratch<A>(edges * heads), edges, heads};
+  ScoreGradients<T> grad_score{grad_bias.of_edges, {}};
+  if (grad_bias.of_types.data) grad_score.summed = {queue.scratch<A>(edges * heads), edges, heads};
   cudaError_t error = run_attention_dst<T>(queue, graph, in, bias, scale, dropout, given, delta,
-                                           grad_query, grad_edge, grad_bias.of_edges, grad_score);
-  if (error == cudaSuccess && grad_bias.of_types.data) {
-    error = add_types<T>(queue, grad_score, biases.of_types.types, grad_bias.of_types);
+                                           grad_query, grad_edge);
+  if (error == cudaSuccess) {
+    error = run_attention_src<T>(queue, transpose, in, bias, scale, dropout, given, delta, grad_key,
+                                 grad_value, grad_score);
   }
-  if (error != cudaSuccess) return error;
-  return run_attention_src<T>(queue, transpose, in, bias, scale, dropout, given, delta, grad_key,
-                              grad_value);
+  if (error != cudaSuccess || grad_bias.of_types.data == nullptr) return error;
+  return add_types<T>(queue, grad_score.summed, biases.of_types.types, grad_bias.of_types);
 }
 
 FASTGRAPH_INSTANTIATE(biased_attention)

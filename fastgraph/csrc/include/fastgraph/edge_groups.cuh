@@ -307,12 +307,23 @@ __device__ void add_products(const Part<L>& part, int64_t width, const typename 
   }
 }
 
+// What a pass that is kBiased adds to the score of a lane's entry. Each lane asks before rows are
+// gathered: among these, one load would wait for another.
+template <typename P, typename L>
+__device__ typename L::A find_own_bias(const P& pass, const Part<L>& part, const Batch& batch) {
+  if constexpr (P::kBiased) {
+    return pass.bias_of(batch.edge, part.head);
+  } else {
+    return 0;
+  }
+}
+
 // A pass provides hold(part, row), what a group holds of its row; gather(part, entries), the rows
 // of some entries; add_dots(part, held, gathered, entries, dots), which adds a lane's part of the
 // dot products, as wide as dot_width(), that it asks for by kScores and kProducts; and
 // score_of_dot(dot). kEdges tells whether it needs to know the edges of entries, kBiased whether
-// biased(score, edge, head) adds something of these to their scores, and kRows for how many rows
-// each entry takes registers.
+// bias_of(edge, head) is added to their scores, and kRows for how many rows each entry takes
+// registers.
 template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, kCount> find_parts(const P& pass, const Part<L>& part, int64_t row,
                                                   const Held& held, const Entries<kCount>& entries,
@@ -334,14 +345,12 @@ __device__ Dots<typename L::A, kCount> find_parts(const P& pass, const Part<L>& 
 template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
                                                  const Held& held, const Entries<kCount>& entries,
-                                                 const Gathered& gathered) {
+                                                 const Gathered& gathered, typename L::A own_bias) {
   auto dots = find_parts(pass, part, row, held, entries, gathered);
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
     if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(part.lanes.sum(dots.score[u]));
-    if constexpr (P::kBiased) {
-      dots.score[u] = pass.biased(dots.score[u], entries.edge[u], part.head);
-    }
+    if constexpr (P::kBiased) dots.score[u] += part.lanes.from(own_bias, entries.first + u);
     if constexpr (P::kProducts) dots.product[u] = part.lanes.sum(dots.product[u]);
   }
   return dots;
@@ -367,7 +376,7 @@ struct Joined {
 template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, 1> find_own_dots(const P& pass, const Part<L>& part, int64_t row,
                                                 const Held& held, const Entries<kCount>& entries,
-                                                const Gathered& gathered) {
+                                                const Gathered& gathered, typename L::A own_bias) {
   using A = typename L::A;
   using Sums = Joined<P, A, kCount>;
   Dots<A, 1> own{{0}, {0}};
@@ -381,18 +390,13 @@ __device__ Dots<typename L::A, 1> find_own_dots(const P& pass, const Part<L>& pa
     const bool mine = number >= 0 && number < kCount;
     if constexpr (P::kScores) {
       A score = pass.score_of_dot(dot(0));
-      if constexpr (P::kBiased) {
-#pragma unroll
-        for (int u = 0; u < kCount; ++u) {
-          if (number == u) score = pass.biased(score, entries.edge[u], part.head);
-        }
-      }
+      if constexpr (P::kBiased) score += own_bias;
       if (mine) own.score[0] = score;
     }
     const A product = dot(Sums::kFirstProduct);
     if (mine) own.product[0] = product;
   } else {
-    const auto dots = find_dots(pass, part, row, held, entries, gathered);
+    const auto dots = find_dots(pass, part, row, held, entries, gathered, own_bias);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       if (number != u) continue;

@@ -132,12 +132,14 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
     const auto held = pass.scores.hold(part, span.row);
     for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
       const A own_keep = pass.keep(batch.edge, part.head);
+      const A own_bias = find_own_bias(pass.scores, part, batch);
       A own_score = 0;
       if constexpr (S::kScores) {
         for_each_entries<kMost, S::kEdges>(batch, part.lanes, [&](const auto& entries) {
           constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
           const auto gathered = pass.scores.gather(part, entries);
-          const auto dots = find_dots(pass.scores, part, span.row, held, entries, gathered);
+          const auto dots =
+              find_dots(pass.scores, part, span.row, held, entries, gathered, own_bias);
           A largest = dots.score[0];
 #pragma unroll
           for (int u = 1; u < kCount; ++u) largest = larger(largest, dots.score[u]);

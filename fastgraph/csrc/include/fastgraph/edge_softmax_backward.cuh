@@ -83,10 +83,11 @@ __device__ void for_each_product(const P& pass, const Part<L>& part, const Span&
   const A largest = stats[0], inverse = stats[1];
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
     A score = 0, product = grad_of_weight(pass.given, batch, part.head);
+    const A bias = find_own_bias(pass, part, batch);
     if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
     for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
       const auto gathered = pass.gather(part, entries);
-      const auto own = find_own_dots(pass, part, span.row, held, entries, gathered);
+      const auto own = find_own_dots(pass, part, span.row, held, entries, gathered, bias);
       score += own.score[0];
       product += own.product[0];
     });
@@ -179,7 +180,7 @@ __device__ void visit_twice(const P& pass, const Part<L>& part, const Span& span
 // The softmax of a span's row, and what a lane knows of its entry in a batch.
 template <typename A>
 struct RowSoftmax {
-  A largest, inverse, keep, grad_of_weight;
+  A largest, inverse, keep, grad_of_weight, bias;
 
   __device__ A weight_of(A score) const { return exponential(score - largest) * inverse; }
 };
@@ -203,14 +204,18 @@ __device__ void find_weights(const P& pass, const Part<L>& part, int64_t row, co
     const A dot = lanes.own_sum(sums.values);
     const int number = lanes.template held<kEach>();
     const A own_product = product_of(dot, number % kCount);
-    const A own = number < kCount ? softmax.weight_of(pass.score_of_dot(dot)) : own_product;
+    A own_score = pass.score_of_dot(dot);
+    if constexpr (P::kBiased) {
+      own_score += lanes.from(softmax.bias, entries.first + number % kCount);
+    }
+    const A own = number < kCount ? softmax.weight_of(own_score) : own_product;
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       weight[u] = lanes.template from_holder<kEach>(own, u);
       product[u] = lanes.template from_holder<kEach>(own, kCount + u);
     }
   } else {
-    const auto dots = find_dots(pass, part, row, held, entries, gathered);
+    const auto dots = find_dots(pass, part, row, held, entries, gathered, softmax.bias);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       weight[u] = softmax.weight_of(dots.score[u]);
@@ -229,13 +234,14 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
   using A = typename L::A;
   constexpr int kMost = L::template kInFlight<P::kRows>;
   const A* stats = pass.given.stats.at(span.row, part.head);
-  RowSoftmax<A> softmax{stats[0], stats[1], 0, 0};
+  RowSoftmax<A> softmax{stats[0], stats[1], 0, 0, 0};
   A center = 0, total = 0, weighted = 0, delta = 0;  // the last of what a lane knows
   typename P::template Sums<L> sums;
   sums.clear();
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
     softmax.keep = pass.keep(batch.edge, part.head);
     softmax.grad_of_weight = grad_of_weight(pass.given, batch, part.head);
+    softmax.bias = find_own_bias(pass, part, batch);
     for_each_entries<kMost, false>(batch, part.lanes, [&](const auto& entries) {
       constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
       const auto gathered = pass.gather(part, entries);
@@ -271,11 +277,14 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
 template <typename L, typename P>
 constexpr bool kVisitsOnce = P::kOnce && L::kWhole;
 
-// Left to choose, the compiler would spill registers for a sixth block, or leave it at four. With
-// five, two of GATv2's sums are in memory, which change once for each row.
+// Left to choose, the compiler would spill registers for a sixth block, or leave it at four, and
+// with a bias, of wide rows, for a fifth. With five, two of GATv2's sums are in memory, which
+// change once for each row.
 template <typename L, typename P>
-constexpr int kDestinationBlocks =
-    kBlocks<L, P> == 0 && P::kOnce && L::kManyLanes && L::kRegisters <= 4 ? 5 : kBlocks<L, P>;
+constexpr int kDestinationBlocks = kBlocks<L, P> != 0 || !P::kOnce || !L::kManyLanes ? kBlocks<L, P>
+                                   : L::kRegisters <= 4                              ? 5
+                                   : P::kBiased                                      ? 4
+                                                                                     : 0;
 
 // Besides what find_dots() asks for, P provides result_width(), the channels of what it writes;
 // Totals, sums over all rows of a group; add_gradients(part, span, held, softmax, totals); and
@@ -410,7 +419,8 @@ struct OwnSoftmax {
 // Besides what find_dots() asks for, P provides result_width(); Sums over a row; add(part, held,
 // gathered, entries, of_value, of_score, sums), where the factors are what the entries contribute
 // to gradients of values and scores; add_own(row, head, batch, of_score, sums), the same for a
-// lane's entry, if kScores is false; and store(part, span, sums).
+// lane's entry, if kScores is false; store_score(edge, head, of_score), if it is kBiased; and
+// store(part, span, sums).
 template <typename L, typename P>
 __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pass) {
   using A = typename L::A;
@@ -424,16 +434,21 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pa
     sums.clear();
     for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
       const OwnSoftmax<A> own(pass, batch, part.head);
-      A p = 0, product = own.grad_of_weight;  // of this lane's entry
+      const A bias = find_own_bias(pass, part, batch);
+      A p = 0, product = own.grad_of_weight, of_bias = 0;  // of this lane's entry
       if constexpr (!P::kScores) p = own.weight_of(pass.own_score(span.row, part.head, batch));
       for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
         constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
         const auto gathered = pass.gather(part, entries);
-        const auto dots = find_own_dots(pass, part, span.row, held, entries, gathered);
+        const auto dots = find_own_dots(pass, part, span.row, held, entries, gathered, bias);
         product += dots.product[0];
         A of_value[kCount], of_score[kCount] = {};
         if constexpr (P::kScores) p = own.weight_of(dots.score[0]);
         const A gradient = own.gradient(p, product);
+        if constexpr (P::kBiased) {
+          const int number = part.lanes.lane - entries.first;
+          if (number >= 0 && number < kCount) of_bias = gradient;
+        }
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
           of_value[u] = part.lanes.from(own.keep * p, entries.first + u);
@@ -444,6 +459,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pa
       if constexpr (!P::kScores) {
         const bool mine = part.lanes.lane < batch.count;
         if (mine) pass.add_own(span.row, part.head, batch, own.gradient(p, product), sums);
+      }
+      if constexpr (P::kBiased) {
+        const bool mine = part.lanes.lane < batch.count && part.first == 0;
+        if (mine) pass.store_score(batch.edge, part.head, of_bias);
       }
     });
     pass.store(part, span, sums);

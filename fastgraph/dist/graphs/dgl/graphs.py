@@ -103,7 +103,7 @@ def _laid_out(graph: DglGraph, of_nodes: Sequence[Layout], is_tied: bool) -> Dgl
         rows = layout_of(owner_of_edges(*ends, nodes.mode, nodes.mesh))
         if known(rows.n) is None:
             know(rows)
-        local = torch.stack([src[rows.position], dst[rows.position]])
+        local = torch.stack([end[rows.position_on(end.device)] for end in (src, dst)])
         edges = ShardedTensor(local, rows, 1)
         relations.append(ShardedStructure(edges, sizes[source], sizes[destination]))
         of_edges.append(rows)

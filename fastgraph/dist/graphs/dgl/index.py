@@ -32,6 +32,9 @@ from fastgraph.dist.tensor.sharded import as_sharded, is_sharded, placed, whole
 Context = Any  # a device, of DGL's own class
 Subgraph = Any  # of DGL's own class, or what has its attributes
 
+KINDS_OF_LIBRARY: tuple[str, ...] = ("cuda",)
+"""Devices besides the CPU that DGL's C++ library can be built for; it cannot be asked of others."""
+
 _IDS = {torch.int32: "int32", torch.int64: "int64"}
 _WITHIN = ("dgl._ffi", "fastgraph", "functools")
 
@@ -74,7 +77,8 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
             DGLError: DGL's C++ library knows no such device, as the one that wheels have.
         """
         if self._whole is None:
-            if self.device != HOST and not (self.device.type == "cuda" and self.ctx.exist):
+            is_known = self.device.type in KINDS_OF_LIBRARY and self.ctx.exist
+            if self.device != HOST and not is_known:
                 raise DGLError(
                     f"{_caller()} needs DGL's C++ library, which was built without devices such as "
                     f"{self.device}; move the graph to the CPU before: graph.to('cpu')"

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.sharded import ShardedTensor, enter, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
 
@@ -40,17 +42,44 @@ def batch_norm(
         raise NoRuleError  # upstream's own message
     dims = [dim for dim in range(x.dim()) if dim != 1]
     shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
-    mean = x.mean(dims)
-    centred = x - mean.view(shape)
-    variance = centred.square().mean(dims)
+    own_mean, centred, mean, variance = _moments(x, dims, shape)
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = variance * (count / (count - 1))
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-    out = centred * (variance + eps).rsqrt().view(shape)
-    out = out if weight is None else out * weight.view(shape)
-    return out if bias is None else out + bias.view(shape)
+    # Entered as one tensor, as both gradients are summed over ranks.
+    mean, scale = enter(torch.stack([mean, (variance + eps).rsqrt()])).unbind()
+    scale = scale if weight is None else scale * enter(weight)
+    shift = (own_mean - mean) * scale
+    shift = shift if bias is None else shift + enter(bias)
+    return ShardedTensor(centred * scale.view(shape) + shift.view(shape), x.rows, 0)
+
+
+def _moments(
+    x: ShardedTensor, dims: list[int], shape: list[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean of this rank's rows, what they are without it, and mean and variance of all rows.
+
+    Ranks send each other their own mean and variance at once, which each of them joins in the
+    order of ranks.
+    """
+    local, rank = x.local, WORLD.rank
+    if len(x.local):
+        own_mean = local.mean(dims)
+        centred = local - own_mean.view(shape)
+        own_variance = centred.square().mean(dims)
+    else:
+        own_mean = own_variance = local.sum(dims)
+        centred = local
+    share = torch.full_like(own_mean, x.rows.mine / x.rows.n)
+    own = torch.stack([own_mean, own_variance, share])
+    others = (rank, WORLD.size - 1 - rank)
+    of_ranks = sum_of_ranks(F.pad(own.unsqueeze(0), (0, 0, 0, 0, *others)))
+    means, variances, shares = of_ranks.unbind(1)
+    mean = (shares * means).sum(0)
+    variance = (shares * (variances + (means - mean).square())).sum(0)
+    return own_mean, centred, mean, variance
 
 
 @rule("instance_norm")
