@@ -41,6 +41,8 @@ def main(
     from measure.shapes import SHAPES
 
     torch.set_num_threads(1)
+    # By its caches torch would take what it has compiled of other versions of the same layers.
+    torch.compiler.config.force_disable_caches = True
     console = Console(stderr=True)
     cells = []
     with fastgraph.enabled():

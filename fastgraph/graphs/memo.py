@@ -28,6 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph import settings
 from fastgraph.graphs.graph import normal_mode
+from fastgraph.graphs.passes import given_entry, note
 from fastgraph.graphs.witness import Checksum, Guard, StaleGraphError, Witness, witness_of
 from fastgraph.machine import capture
 from fastgraph.machine.forks import lock_across_forks
@@ -80,11 +81,20 @@ def called_by_dispatcher(implementation: Callable[..., Any]) -> Callable[..., An
     return call
 
 
+def is_called_by_compiled_code() -> bool:
+    """True in the implementation of an operator that compiled code may have called."""
+    return _CALLS.from_compiled_code
+
+
 def called_from_eager_code(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator for eager code that needs the dispatcher: in a profiler, of lazy views, ..."""
+    """An operator for eager code that needs the dispatcher: in a profiler, of lazy views, ...
+
+    What an operator of compiled code calls is compiled code's.
+    """
 
     def call(*arguments: Any) -> Any:
-        before, _CALLS.from_eager_code = _CALLS.from_eager_code, True
+        before = _CALLS.from_eager_code
+        _CALLS.from_eager_code = not _CALLS.from_compiled_code
         try:
             return operator(*arguments)
         finally:
@@ -101,6 +111,11 @@ class _Entry:
     storages: tuple[StorageWeakRef, ...]
     witness: Witness | None
     used: int  # when it was used last, counted by uses of all entries
+
+    @property
+    def content(self) -> tuple[int, ...] | None:
+        """Bits that tell the content of its tensors, as far as a witness has them."""
+        return None if self.witness is None else self.witness.bits
 
 
 class _Noted(NamedTuple):
@@ -149,13 +164,17 @@ class Memo:
                 be computed.
             StaleGraphError: on a GPU, the tensors did not at an earlier call.
         """
-        entry = self._entries.get(key)
-        if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
+        is_compiled = _CALLS.from_compiled_code
+        entry: _Entry | None = given_entry(key) if is_compiled else None
+        is_given = entry is not None
+        if entry is None:
+            entry = self._entries.get(key)
+        if entry is None or (is_compiled and not is_given and not _may_compare(entry.witness)):
             capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
         if capture.is_capturing(tensors[0]):
             self._captured[id(entry.value)] = entry.value  # nobody can compare tensors now
-        elif entry.witness is not None:
+        elif entry.witness is not None and not is_given:
             try:
                 if not entry.witness.confirms(_present(tensors)):
                     return None
@@ -164,6 +183,8 @@ class Memo:
                     self._remove(key)
                 raise
         entry.used = next(self._uses)
+        if is_compiled and not is_given:
+            note(key, entry, _present(tensors)[0])
         return entry.value
 
     def put(
@@ -187,15 +208,19 @@ class Memo:
         """
         present = _present(tensors)
         storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in present)
-        checks = _CALLS.from_compiled_code or settings.current().check_cache
-        # Compiled code may put one tensor where another was, which is no error.
+        is_compiled = _CALLS.from_compiled_code
+        # Compiled code may put one tensor where another was, which is no error, and tells its
+        # backward pass what the content was.
         witness: Witness | None = None
-        if checks:
-            may_raise = not _CALLS.from_compiled_code
-            witness = checksum or witness_of(present, may_raise=may_raise, held=held)
+        if is_compiled:
+            witness = checksum or witness_of(present, may_raise=False)
+        elif settings.current().check_cache:
+            witness = checksum or witness_of(present, may_raise=True, held=held)
         nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
         device = max(tensor.get_device() for tensor in present)
         entry = _Entry(device, value, nbytes, storages, witness, next(self._uses))
+        if is_compiled:
+            note(key, entry, present[0])
         with self._lock:
             self._remove(key)
             self._entries[key] = entry

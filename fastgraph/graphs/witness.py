@@ -30,6 +30,11 @@ class Witness(Protocol):
         """Bytes that are kept."""
         ...
 
+    @property
+    def bits(self) -> tuple[int, ...] | None:
+        """Bits that tell the content from any other, of each tensor, if they are known."""
+        ...
+
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
         """True if these tensors, of the same shapes and dtypes, hold the same.
 
@@ -48,7 +53,7 @@ class Checksum:
         self._expected = _checksums(tensors)
 
     @property
-    def value(self) -> tuple[int, ...]:
+    def bits(self) -> tuple[int, ...]:
         """The bits, of one tensor after the other."""
         return tuple(self._expected)
 
@@ -72,6 +77,11 @@ class Held:
         self._held = held
         self._checksum: Checksum | None = None
 
+    @property
+    def bits(self) -> tuple[int, ...] | None:
+        """Those of the checksum, once it is made."""
+        return None if self._checksum is None else self._checksum.bits
+
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
         """True if the tensors hold the same numbers."""
         if self._checksum is not None:
@@ -86,6 +96,8 @@ class Held:
 
 class Copies:
     """The tensors themselves once more. Comparing them waits for their device."""
+
+    bits = None
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._copies = [tensor.detach().clone() for tensor in tensors]
@@ -107,6 +119,8 @@ class Guard:
         tensors: on one GPU.
         library: the native library for it.
     """
+
+    bits = None
 
     def __init__(self, tensors: Sequence[Tensor], library: Any) -> None:
         self._library = library

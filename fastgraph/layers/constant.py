@@ -4,11 +4,14 @@ A first layer aggregates the data itself, and where a program trains on all node
 step the same. From the second time on the result is kept (:mod:`fastgraph.graphs.memo`), for as
 long as the tensors live that it follows from, and is used while a checksum says that they hold what
 they did. Reading all features once takes far less time than gathering them along the edges.
+
+In compiled code an operator decides that at each call: compilers see no more than that features
+have no gradient.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +24,8 @@ from fastgraph.graphs.sights import Sights
 from fastgraph.layers.aggregation import Aggregation
 from fastgraph.machine import native
 from fastgraph.machine.memory import as_it_is, new_rows
+from fastgraph.ops.library import define
+from fastgraph.ops.topology import check_operands
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -50,6 +55,11 @@ def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
         is_private: true if the caller lets nobody have the result, and does not change it: then it
             may be what is kept. Otherwise it is a copy.
     """
+    if is_decided_later(aggregation):
+        x, edges = aggregation.x, aggregation.edges
+        options = (aggregation.num_out, aggregation.reduce, aggregation.ties, edges.transpose)
+        found: Tensor = _AGGREGATED(x, edges.index, edges.ptr, aggregation.weight, *options)
+        return found
     if not may_be_constant(aggregation, is_private=is_private):
         return aggregation.compute()
     by_subclass = ELSEWHERE.get(type(aggregation.x))
@@ -77,6 +87,53 @@ def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
             return kept
         MEMO.put(key, kept, *tensors)
     return kept if is_private else new_rows(kept, kept.shape).copy_(kept)
+
+
+def is_decided_later(aggregation: Aggregation) -> bool:
+    """True while compilers record an aggregation that need not have a gradient."""
+    x, weight = aggregation.x, aggregation.weight
+    return (
+        torch.compiler.is_compiling()
+        and type(x) in _PLAIN
+        and x.device.type == "cpu"
+        and not x.requires_grad
+        and not (weight is not None and weight.requires_grad)
+        and aggregation.node_dim == 0
+    )
+
+
+def decided(
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    ties: str,
+    transpose: bool,
+) -> Aggregation:
+    """The aggregation that operators for compiled code are called with."""
+    return Aggregation(x, Edges(index, ptr, transpose), weight, reduce, num_out, 0, ties)
+
+
+def _aggregated(*arguments: Any) -> Tensor:
+    return aggregated(decided(*arguments), is_private=False)
+
+
+def _aggregated_fake(
+    x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None, num_out: int, *_: object
+) -> Tensor:
+    check_operands(x, index, ptr, weight)
+    return x.new_empty((num_out, *x.shape[1:]))
+
+
+SCHEMA = (
+    "Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, str reduce, str ties, "
+    "bool transpose"
+)
+"""Of the arguments of :func:`decided`."""
+
+_AGGREGATED = define(f"aggregated({SCHEMA}) -> Tensor", _aggregated, _aggregated_fake)
 
 
 def summed(

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastgraph.layers.aggregation import Aggregation
-from fastgraph.layers.constant import aggregated
+from fastgraph.layers.constant import SCHEMA, aggregated, decided, is_decided_later
 from fastgraph.machine import native
 from fastgraph.machine.memory import LARGE, new_rows
-from fastgraph.ops.library import is_ordinary, needs_torch_operations, wanted_gradients
+from fastgraph.ops.library import define, is_ordinary, needs_torch_operations, wanted_gradients
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -55,12 +55,48 @@ def linear_of_aggregated(planned: Aggregation, weight: Tensor, bias: Tensor | No
         weight: ``[out_channels, in_channels]``.
         bias: ``[out_channels]``.
     """
+    if is_decided_later(planned) and _is_product(planned.x, weight, bias):
+        x, edges = planned.x, planned.edges
+        options = (planned.num_out, planned.reduce, planned.ties, edges.transpose)
+        tensors = (x, edges.index, edges.ptr, planned.weight)
+        out: Tensor = _LINEAR_OF_AGGREGATED(*tensors, *options, weight, bias)
+        return out
     x = aggregated(planned, is_private=True)
     if _gains(x, weight, bias, _LEAST_OF_ROWS):
         num_rows = planned.count_rows()
         if _SHARE * len(x) > num_rows:
             return _LinearOfFirst.apply(x, num_rows, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
     return linear(x, weight, bias)
+
+
+def _is_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if torch would do nothing but multiply matrices, and records no gradient."""
+    tensors = [weight] if bias is None else [weight, bias]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return False
+    return (
+        x.dim() == weight.dim() == 2
+        and all(t.dtype == x.dtype and t.device == x.device for t in tensors)
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _linear_of_aggregated(*arguments: Any) -> Tensor:
+    *aggregation, weight, bias = arguments
+    return linear_of_aggregated(decided(*aggregation), weight, bias)
+
+
+def _linear_of_aggregated_fake(*arguments: Any) -> Tensor:
+    x, num_out, weight = arguments[0], arguments[4], arguments[-2]
+    out: Tensor = x.new_empty((num_out, weight.shape[0]))
+    return out
+
+
+_LINEAR_OF_AGGREGATED = define(
+    f"linear_of_aggregated({SCHEMA}, Tensor matrix, Tensor? bias) -> Tensor",
+    _linear_of_aggregated,
+    _linear_of_aggregated_fake,
+)
 
 
 def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -239,12 +239,21 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
     tail = f"SymInt self_loops, bool transpose, {operator.schema}, float dropout"
     backward_reference = getattr(reference, f"{name}_backward")
 
-    def prepare(call: Call | BackwardCall) -> tuple[Graph, Shape]:
-        """The graph, and the shape of the output."""
+    of_edges = [position for position, o in enumerate(operator.operands) if "edges" in o.shape]
+
+    def prepare(call: Call | BackwardCall, *, numbered: bool) -> tuple[Graph, Shape]:
+        """The graph, and the shape of the output.
+
+        Edges need no numbers where nothing is given or returned for each, ``numbered``, or drawn.
+        """
         sizes, like = check_inputs(operator, call.inputs, call.index.shape[-1]), call.inputs[0]
         check_index(call.index, call.ptr, like)
-        num_in, num_out = sizes["sources"], sizes["destinations"]
-        graph = topology(call.index, call.ptr, num_in, num_out, call.transpose, call.self_loops)
+        numbered = numbered or call.seed is not None
+        numbered = numbered or any(call.inputs[position] is not None for position in of_edges)
+        size = sizes["sources"], sizes["destinations"]
+        graph = topology(
+            call.index, call.ptr, *size, call.transpose, call.self_loops, numbered=numbered
+        )
         return graph, out_shape(sizes)
 
     def out_shape(sizes: dict[str, int]) -> Shape:
@@ -257,7 +266,7 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
             raise RuntimeError(
                 "dropout cannot be captured in a CUDA graph: each replay would drop the same edges"
             )
-        graph, shape = prepare(call)
+        graph, shape = prepare(call, numbered=call.weights)
         _check_addend(call.addend, shape, like)
         kernel = REGISTRY.kernel(name, device_type(like), like.dtype)
         *inputs, addend = _contiguous((*call.inputs, call.addend))
@@ -278,7 +287,7 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
     ) -> list[Tensor]:
         call = BackwardCall.of(arguments)
         like = call.inputs[0]
-        graph, shape = prepare(call)
+        graph, shape = prepare(call, numbered=grad_alpha is not None)
         check_heads("grad", grad, shape, like)
         kernel = REGISTRY.kernel(f"{name}_backward", device_type(like), like.dtype)
         tensors = _contiguous((grad, grad_alpha, grad_logsum, *call.inputs, call.stats))
@@ -323,7 +332,7 @@ def define_attention(operator: Attention) -> tuple[Operator, Operator]:
             grad = call.inputs[0].new_zeros(ctx.shape)
         grads = (grad, grad_alpha, logsum_gradient(grad_stats, call.stats))
         if needs_torch_operations(*grads):
-            graph, _ = prepare(call)
+            graph, _ = prepare(call, numbered=True)
             options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
             tensors = (*call.inputs, call.stats)
             gradients = backward_reference(graph, *grads, *tensors, *options, wanted=wanted)

@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 
 from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
+from fastgraph.ops.compiled_forms import Numbered, numbered, token_of_forward_pass, with_token
 from fastgraph.ops.gradient_batches import is_batch
 
 Overload = torch._ops.OpOverload
@@ -40,10 +41,13 @@ class Context(FunctionCtx, Node):
     Attributes:
         saved_tensors: those that were saved; asking again for them computes a checkpoint again.
         needs_input_grad: for each argument, whether its gradient is wanted.
+        token: while compilers record, of what the forward pass looks up; see
+            :mod:`fastgraph.ops.compiled_forms`.
     """
 
     saved_tensors: tuple[Any, ...]  # tensors, and None where that was saved
     needs_input_grad: tuple[bool, ...]
+    token: Tensor | None = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Save tensors; torch's own has no type for ``None``, which it takes."""
@@ -102,16 +106,14 @@ def define(
     Returns:
         The operator, to call.
     """
-    name = schema.partition("(")[0]
-    implementation = _spoiled_if_stale(name, implementation)
-    LIBRARY.define(schema, tags=_TAGS)
-    LIBRARY.impl(name, called_by_dispatcher(implementation), "CompositeExplicitAutograd")
-    operator = getattr(torch.ops.fastgraph, name).default
-    fake = _on_one_device([argument.name for argument in operator._schema.arguments], fake)
-    torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
+    implementation = _spoiled_if_stale(schema.partition("(")[0], implementation)
+    fake = _on_one_device(_names_of_arguments(schema), fake)
+    operator = _declared(schema, implementation, fake)
+    has_gradient = gradient is not None
+    forms = numbered(_declared, schema, implementation, fake, has_gradient=has_gradient)
     direct = implementation
     if gradient is not None:
-        direct = _define_gradient(operator, implementation, gradient)
+        direct = _define_gradient(operator, implementation, gradient, forms)
     types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
     valued = [
         position
@@ -127,6 +129,11 @@ def define(
 
     def call(*arguments: Any) -> object:
         if torch.compiler.is_compiling():
+            # Dynamo records the operator itself, and would compare the forms at each call.
+            if not torch.compiler.is_dynamo_compiling() and forms is not None:
+                token = token_of_forward_pass()
+                if token is not None:
+                    return forms.given(token, *arguments)
             return operator(*arguments)
         # What types have fitted once is known, as looking at each takes longer.
         given = tuple(map(type, arguments))
@@ -150,6 +157,20 @@ def define(
 
     _DIRECT[call] = direct
     return call
+
+
+def _declared(schema: str, implementation: Operator, fake: Operator) -> Overload:
+    """An operator without a gradient."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=_TAGS)
+    LIBRARY.impl(name, called_by_dispatcher(implementation), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
+    operator: Overload = getattr(torch.ops.fastgraph, name).default
+    return operator
+
+
+def _names_of_arguments(schema: str) -> list[str]:
+    return [argument.name for argument in torch._C.parse_schema(schema).arguments]
 
 
 _DIRECT: dict[Operator, Operator] = {}
@@ -268,7 +289,9 @@ def is_transformed(*grads: Tensor | None) -> bool:
     return forward_ad._current_level >= 0 or any(g is not None and is_batch(g) for g in grads)
 
 
-def _define_gradient(operator: Overload, implementation: Operator, gradient: Gradient) -> Operator:
+def _define_gradient(
+    operator: Overload, implementation: Operator, gradient: Gradient, forms: Numbered | None
+) -> Operator:
     """Do what ``torch.library.register_autograd`` does, without handling defaults at every call.
 
     On a graph of Cora's size that cost is visible.
@@ -282,6 +305,15 @@ def _define_gradient(operator: Overload, implementation: Operator, gradient: Gra
             return implementation(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    def recorded(keys: Keys, arguments: Arguments) -> tuple[object, Tensor | None]:
+        """The results that compilers record, with the token of what is looked up."""
+        if forms is None or forms.finding is None or is_defined_by(*arguments):
+            return below_autograd(keys, arguments), None
+        with torch._C._AutoDispatchBelowAutograd():
+            found = forms.finding.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+        *results, token = found
+        return (results[0] if len(results) == 1 else tuple(results)), token
 
     is_of_list = _begins_with_a_list(operator)
     num_others = len(operator._schema.arguments) - 1
@@ -297,7 +329,10 @@ def _define_gradient(operator: Overload, implementation: Operator, gradient: Gra
             if is_of_list:
                 count = len(arguments) - num_others
                 arguments = [arguments[:count], *arguments[count:]]
-            result = below_autograd(keys, arguments)
+            if keys is not None and torch.compiler.is_compiling():
+                result, ctx.token = recorded(keys, arguments)
+            else:
+                result = below_autograd(keys, arguments)
             result = tuple(result) if isinstance(result, list) else result
             # Zeros for what cannot have a gradient would be as large as the result.
             ctx.set_materialize_grads(False)
@@ -308,7 +343,11 @@ def _define_gradient(operator: Overload, implementation: Operator, gradient: Gra
         def backward(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             if all(g is None for g in gradients):
                 return (None,) * len(ctx.needs_input_grad)
-            return *gradient.backward(ctx, *gradients), None
+            if torch.compiler.is_compiling():
+                found = with_token(ctx.token, gradient.backward, ctx, *gradients)
+            else:
+                found = gradient.backward(ctx, *gradients)
+            return *found, None
 
     apply: Callable[..., object] = Function.apply
     # Without what torch does before it for transforms of torch.func.

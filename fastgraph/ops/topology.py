@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.graphs.edges import graph_of
+from fastgraph.graphs.edges import given_graph, graph_of, renumbered_graph
 from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import is_called_by_compiled_code
 from fastgraph.machine.memory import contiguous
 from fastgraph.plugins.backend import FLOATING
 
@@ -23,8 +24,14 @@ def topology(
     num_out: int,
     transpose: bool,
     self_loops: int = 0,
+    *,
+    numbered: bool = True,
 ) -> Graph:
     """The memoised graph with ``num_in`` gathered and ``num_out`` aggregating nodes.
+
+    Compiled code gets one without the numbers of edges where these are not needed: what backward
+    passes leave for each edge is then written in the order of rows. Layers that are not compiled
+    ask for it themselves.
 
     Raises:
         ValueError: ``num_out`` is negative, or as for :class:`fastgraph.Graph`.
@@ -32,6 +39,10 @@ def topology(
     """
     check_num_out(num_out)
     num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
+    if not numbered and ptr is None and is_called_by_compiled_code():
+        # The forward pass may have needed the numbers.
+        given = given_graph(index, num_src, num_dst, self_loops)
+        return given or renumbered_graph(index, num_src, num_dst, self_loops)
     return graph_of(index, ptr, num_src, num_dst, self_loops)
 
 

@@ -49,11 +49,6 @@ from fastgraph.routing.conditions import (
     too_few_edges,
 )
 
-_METHODS = ("message", "edge_update")
-_GENERATED = ("edge_updater", "propagate")
-_HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
-
-
 _PARALLEL = Refusal("a sparse adjacency matrix with several entries in one place and self-loops")
 """PyG makes one entry of those in one place where it adds self-loops to a matrix."""
 
@@ -116,7 +111,7 @@ def _numbers_refusal(module: Any) -> Refusal | None:
 
 def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> Refusal | None:
     cls = type(module)
-    for name in _METHODS:
+    for name in ("message", "edge_update"):  # compilers compare what names of a module mean
         if getattr(cls, name) is not getattr(layer, name):
             return Refusal(f"{name} is overridden")
     for name in ("propagate", "edge_updater"):
@@ -126,10 +121,10 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> Refu
     attributes = vars(module)
     if "edge_update" in attributes:
         return Refusal("edge_update is overridden on the instance")
-    for name in _GENERATED:
+    for name in ("edge_updater", "propagate"):
         if name in attributes and replaced_on(module, name):
             return Refusal(f"{name} is overridden on the instance")
-    if any(attributes[name] for name in _HOOKS):
+    if attributes["_edge_update_forward_pre_hooks"] or attributes["_edge_update_forward_hooks"]:
         return Refusal("a message-passing hook is set")
     refusal = execution_mode() or module_refusal(module, cls)
     if refusal is not None:

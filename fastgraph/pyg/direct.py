@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch_geometric.nn.conv import MessagePassing
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import REDUCTIONS, reduction_of
 from fastgraph.pyg.messages import known_message
-from fastgraph.pyg.state import HOOKS
+from fastgraph.pyg.state import has_hook
 
 _INHERITED = ("_check_input", "_set_size")
 
@@ -34,8 +34,6 @@ _REPLACEABLE = frozenset(
     ("message", "collect", "aggregate", "update", "_index_select", *_INHERITED)
 )
 """Methods which an instance may have of its own."""
-
-_hooks = itemgetter(*HOOKS)
 
 _Propagate = Callable[..., Tensor]
 
@@ -81,7 +79,7 @@ def direct(cls: type[MessagePassing], upstream: _Propagate, names: Sequence[str]
         return (
             type(module) is not cls
             or _METHODS(cls) != methods
-            or any(_hooks(state))
+            or has_hook(state)
             or not _REPLACEABLE.isdisjoint(state)
             or type(edge_index) is not Tensor  # nor an `EdgeIndex`, which may be multiplied
             or edge_index.dtype is not torch.int64

@@ -74,7 +74,8 @@ class _Sum(NamedTuple):
             return None
         if projected.shape[:-1] != x.shape[:-1] or operand("x", projected) is not None:
             return None  # a module in the place of a projection may return anything
-        return self.planned._replace(x=projected.to(x.dtype))
+        # Of `_replace`, compilers would compare what it is made of at each call.
+        return Aggregation(projected.to(x.dtype), *self.planned[1:])
 
 
 def plan(

@@ -177,6 +177,7 @@ class _Beginning:
     """A normalised graph that begins with the caller's edges, and confirms that they are these."""
 
     nbytes = 0
+    bits = None
 
     def __init__(self, index: Tensor) -> None:
         self._index = index

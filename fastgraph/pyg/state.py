@@ -1,28 +1,20 @@
-"""Conditions on the state of a layer that the routes of message passing share."""
+"""Conditions on the state of a layer that the routes of message passing share.
+
+Names stand where they are used: constants of a module would be compared at each call of compiled
+code, one by one.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import reduction_of
 
-HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks",
-    "_message_and_aggregate_forward_hooks",
-)
-"""The attributes of a layer that hold the hooks on parts of ``propagate``."""
-
-_FLOWS = ("source_to_target", "target_to_source")
 _NO_VALUE = Refusal("node_dim or flow has no value that it may have")
-
-_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
 
 def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> Refusal | None:
@@ -46,17 +38,31 @@ def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> Refusal
 def state_refusal(module: MessagePassing) -> Refusal | None:
     """Why the state of a layer, apart from its class and aggregation, must be left to upstream."""
     attributes = vars(module)
-    for name in _METHODS:
+    for name in ("message", "aggregate", "update", "message_and_aggregate", "collect"):
         if name in attributes:
             return Refusal(f"{name} is overridden on the instance")
-    if any(map(attributes.__getitem__, HOOKS)):
+    if has_hook(attributes):
         return Refusal("a message-passing hook is set")
     if type(module.node_dim) is not int or type(module.flow) is not str:
         return _NO_VALUE
-    if module.flow not in _FLOWS:
+    if module.flow not in ("source_to_target", "target_to_source"):
         return _NO_VALUE
     if module.explain:
         return Refusal("explaining")
     if module.decomposed_layers > 1:
         return Refusal("decomposed_layers > 1")
     return None
+
+
+def has_hook(attributes: Mapping[str, Any]) -> bool:
+    """True if a layer with these attributes has a hook on a part of ``propagate``."""
+    return bool(
+        attributes["_propagate_forward_pre_hooks"]
+        or attributes["_propagate_forward_hooks"]
+        or attributes["_message_forward_pre_hooks"]
+        or attributes["_message_forward_hooks"]
+        or attributes["_aggregate_forward_pre_hooks"]
+        or attributes["_aggregate_forward_hooks"]
+        or attributes["_message_and_aggregate_forward_pre_hooks"]
+        or attributes["_message_and_aggregate_forward_hooks"]
+    )

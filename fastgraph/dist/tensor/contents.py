@@ -66,6 +66,7 @@ class IndexOnDevice:
     """
 
     nbytes = 0
+    bits = None
 
     def __init__(self, tensor: Tensor) -> None:
         self._expected = digest_there(tensor)
