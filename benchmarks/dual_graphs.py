@@ -238,9 +238,7 @@ def batches(graphs: list[Data], seed: int) -> list[list[Batch]]:
 def _batch(graphs: list[Data]) -> Batch:
     batch = Batch.from_data_list(graphs)
     sizes = {"num_nodes": batch.num_nodes, "num_graphs": batch.num_graphs}
-    batch.pattern = dual_pattern(
-        batch.edge_index, batch=batch.batch, token=True, hops=HOPS, **sizes
-    )
+    batch.pattern = dual_pattern(batch.edge_index, batch=batch.batch, token=True, **sizes)
     return batch
 
 
