@@ -47,7 +47,8 @@ def markdown(results: dict[str, Any], notes: str) -> str:
         lines.append(_row(runs, model, text))
         if model == "dense" and rules.get(graph, {}).get("dense"):
             lines.append(_row(runs, "paper, which is dense here", text))
-    lines += ["", "TorchGT's rule, without tokens and for four layers:", ""]
+    if results["rules"]:
+        lines += ["", "TorchGT's rule, without tokens and for four layers:", ""]
     for rule in results["rules"]:
         reasons = "; ".join(rule["reason"].splitlines())
         lines.append(f"- {rule['graph']}: {'dense' if rule['dense'] else 'sparse'}. {reasons}.")
