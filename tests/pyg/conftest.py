@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch_geometric.nn import GraphConv, SAGEConv
 
 import fastgraph
+from fastgraph.graphs.witness import Checksum
 from fastgraph.pyg import traced
 
 # PyG renders a class's `propagate` from its first instance in the process. Whether it can use
@@ -28,3 +30,17 @@ def sampling_enabled() -> Iterator[None]:
     """PyG's loaders sample by ours."""
     with fastgraph.enabled():
         yield
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of elements of tensors whose content was compared."""
+    compared: list[int] = []
+    upstream = Checksum.confirms
+
+    def confirms(self: Checksum, tensors: Any) -> bool:
+        compared.extend(tensor.numel() for tensor in tensors)
+        return upstream(self, tensors)
+
+    monkeypatch.setattr(Checksum, "confirms", confirms)
+    return compared

@@ -17,7 +17,6 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 import fastgraph
 from fastgraph.graphs import passes
 from fastgraph.graphs.passes import TOKEN_SHAPE
-from fastgraph.graphs.witness import Checksum
 from tests.graphs import random_edges
 
 NODES, EDGES = 30, 120
@@ -42,20 +41,6 @@ def ours() -> Iterator[None]:
     with fastgraph.enabled(min_edges=0):
         yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of elements of tensors whose content was compared."""
-    compared: list[int] = []
-    upstream = Checksum.confirms
-
-    def confirms(self: Checksum, tensors: Any) -> bool:
-        compared.extend(tensor.numel() for tensor in tensors)
-        return upstream(self, tensors)
-
-    monkeypatch.setattr(Checksum, "confirms", confirms)
-    return compared
 
 
 class Layer:

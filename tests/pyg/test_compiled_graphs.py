@@ -21,7 +21,6 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
-from fastgraph.graphs.witness import Checksum
 from fastgraph.registry.registry import Registry
 from tests.graphs import random_edges
 
@@ -45,20 +44,6 @@ def ours() -> Iterator[None]:
     with fastgraph.enabled(min_edges=0):
         yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of elements of tensors whose content was compared."""
-    compared: list[int] = []
-    upstream = Checksum.confirms
-
-    def confirms(self: Checksum, tensors: Any) -> bool:
-        compared.extend(tensor.numel() for tensor in tensors)
-        return upstream(self, tensors)
-
-    monkeypatch.setattr(Checksum, "confirms", confirms)
-    return compared
 
 
 @pytest.fixture
