@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.backends import reference
 from fastgraph.backends.dense_reference import DenseGraph, check_pairs, dense_graphs
 from fastgraph.backends.dropout import dropout_factors
+from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.score_bias import as_index, check_types
-from fastgraph.plugins.backend import FALLBACK_PRIORITY, Kernel, accumulator
+from fastgraph.plugins.backend import Kernel, accumulator
 
 SCORES = 1 << 23
 """Scores of a block at most, unless a single query has more; a few tensors have its size."""
@@ -28,23 +28,16 @@ SUMMED = 256
 """Terms of a sum over pairs of a type that are added one after another."""
 
 
-class DenseBlocksBackend:
+class DenseBlocksBackend(ReferenceBackend):
     """``dense_attention`` in blocks, and all else by the reference.
 
     Operators fall to it on devices without kernels of their own; layers are not routed to it.
     """
 
     name = "blocks"
-    priority = FALLBACK_PRIORITY
-
-    def unavailable(self) -> str | None:
-        return None
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        own = _KERNELS.get(operator)
-        if own is not None:
-            return own
-        return reference.ReferenceBackend().kernel(operator, device_type, dtype)
+        return _KERNELS.get(operator) or super().kernel(operator, device_type, dtype)
 
 
 class _Rows:

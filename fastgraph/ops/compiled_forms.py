@@ -19,7 +19,7 @@ from fastgraph.graphs.passes import TOKEN_SHAPE, finding, given
 Declare = Callable[[str, Callable[..., Any], Callable[..., Any]], Any]
 
 
-class Numbered(NamedTuple):
+class Forms(NamedTuple):
     """The forms of an operator that looks up a graph.
 
     Attributes:
@@ -32,14 +32,14 @@ class Numbered(NamedTuple):
     given: Any
 
 
-def numbered(
+def forms_of(
     declare: Declare,
     schema: str,
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     *,
     has_gradient: bool,
-) -> Numbered | None:
+) -> Forms | None:
     """The forms of an operator, or ``None`` for one that takes no edges.
 
     Args:
@@ -65,7 +65,7 @@ def numbered(
         given_fake,
     )
     if not has_gradient or "[]" in results:
-        return Numbered(None, takes)
+        return Forms(None, takes)
 
     def finding_fake(*others: Any) -> tuple[Tensor, ...]:
         return *_several(fake(*others)), torch.empty(TOKEN_SHAPE, dtype=torch.int64, device="cpu")
@@ -77,7 +77,7 @@ def numbered(
     gives = declare(
         f"{name}_finding({arguments}) -> ({results.strip('()')}, Tensor)", found, finding_fake
     )
-    return Numbered(gives, takes)
+    return Forms(gives, takes)
 
 
 def _several(results: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 
 from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
-from fastgraph.ops.compiled_forms import Numbered, numbered, token_of_forward_pass, with_token
+from fastgraph.ops.compiled_forms import Forms, forms_of, token_of_forward_pass, with_token
 from fastgraph.ops.gradient_batches import is_batch
 
 Overload = torch._ops.OpOverload
@@ -110,7 +110,7 @@ def define(
     fake = _on_one_device(_names_of_arguments(schema), fake)
     operator = _declared(schema, implementation, fake)
     has_gradient = gradient is not None
-    forms = numbered(_declared, schema, implementation, fake, has_gradient=has_gradient)
+    forms = forms_of(_declared, schema, implementation, fake, has_gradient=has_gradient)
     direct = implementation
     if gradient is not None:
         direct = _define_gradient(operator, implementation, gradient, forms)
@@ -290,7 +290,7 @@ def is_transformed(*grads: Tensor | None) -> bool:
 
 
 def _define_gradient(
-    operator: Overload, implementation: Operator, gradient: Gradient, forms: Numbered | None
+    operator: Overload, implementation: Operator, gradient: Gradient, forms: Forms | None
 ) -> Operator:
     """Do what ``torch.library.register_autograd`` does, without handling defaults at every call.
 
