@@ -97,11 +97,12 @@ def _with_loop_weights(weight: Tensor, index: Tensor, num_nodes: int, loop_weigh
     Raises:
         IndexError: a self-loop lies outside the nodes.
     """
-    is_loop = index[0] == index[1]
-    loops = index[0, is_loop]
-    if loops.numel() > 0:  # the graph has not seen them
-        low, high = torch.aminmax(loops)
-        check_range(int(low), int(high), num_nodes, 0)
     loop_weights = weight.new_full((num_nodes,), loop_weight)
+    is_loop = index[0] == index[1]
+    if not is_loop.any():  # as mostly; picking edges takes longer than all else here
+        return torch.cat([weight, loop_weights])
+    loops = index[0, is_loop]
+    low, high = torch.aminmax(loops)  # the graph has not seen them
+    check_range(int(low), int(high), num_nodes, 0)
     loop_weights[loops] = weight[is_loop]
     return torch.cat([weight[~is_loop], loop_weights])
