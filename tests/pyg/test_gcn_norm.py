@@ -437,7 +437,7 @@ def test_errors_are_those_of_upstream(arguments: tuple[Any, Any]) -> None:
     args, kwargs = arguments
     texts = []
     for norm in (gcn_norm.UPSTREAM, gcn_norm.gcn_norm):
-        with fastgraph.enabled(min_edges=0), pytest.raises(Exception) as raised:  # noqa: PT011
+        with fastgraph.enabled(min_edges=0), pytest.raises(Exception) as raised:
             norm(edges, *args, **kwargs)
         texts.append((type(raised.value), str(raised.value)))
     assert texts[0] == texts[1]
