@@ -112,7 +112,8 @@ def _noted(upstream: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(upstream)
     def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> object:
         if not is_sharded(x) and x.grad_fn is not None:
-            x.grad_fn.metadata[WATCHED] = True
+            metadata: dict[str, object] = x.grad_fn.metadata  # type: ignore[assignment]
+            metadata[WATCHED] = True
         return upstream(x, hook)
 
     return register_hook
