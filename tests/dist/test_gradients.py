@@ -145,6 +145,23 @@ def gradients_of_derived_weights_that_others_get(x: Tensor) -> Values:
 
 
 @case
+def derived_weights_that_are_kept_or_edited(x: Tensor) -> Values:
+    """For several passes, beside other uses of theirs, and in memory that is written to."""
+    model = Model()
+    weight, bias = model.first.weight, model.first.bias
+    kept, scale = weight - weight.t(), (bias + 1).expand(3, D).sum(0)
+    for _ in range(2):
+        loss = (x @ kept * scale).square().mean() + kept.square().sum() + (scale * bias).sum()
+        loss.backward(retain_graph=True)
+    zeroed, doubled, added = (weight.clone() for _ in range(3))
+    zeroed[0] = 0
+    doubled.mul_(2)
+    added += bias
+    (x @ zeroed + x @ doubled + x @ added).sigmoid().mean().backward()
+    return gradients_of(model)
+
+
+@case
 def gradients_of_some(x: Tensor) -> Values:
     model = Model()
     some = [model.third.bias, model.first.weight]

@@ -114,7 +114,7 @@ def test_rows_have_the_same_bits_in_fewer_messages(found: list[Any], name: str) 
 
 
 def in_bytes() -> list[list[Tensor]]:
-    """What a rank receives of tensors of several dtypes and widths, into new memory and given."""
+    """Tensors of several dtypes and widths, received in new memory and in memory that is given."""
     rank, size = WORLD.rank, WORLD.size
     tensors = [
         torch.arange(2 * size).view(size, 2) + 10 * rank,
