@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from measure.routing import ordering_after
-from measure.turns import Beside, Effort, Side, measure
+from measure.turns import Beside, Effort, Side, far_ahead, measure
 
 MODES = ("all", "x", "parameters", "first", "inference")
 """Gradients of everything; of ``x`` or of parameters alone, of a graph that has both; of the
@@ -101,7 +101,8 @@ def beside(
     """
     if Steps(case, mode, is_fresh=False).is_empty:
         return None
-    found = {}
+    found: dict[str, Beside] = {}
+    seconds = None
     for index in indices:
         is_fresh = index == "fresh"
         ours = Steps(case, mode, is_fresh=is_fresh)
@@ -110,7 +111,8 @@ def beside(
             ours.step()
             ours.step()
         plain = Steps(case, mode, is_fresh=is_fresh)
-        found[index] = measure(
-            Side(plain.step, plain.prepare, upstream), Side(ours.step, ours.prepare), effort
-        )
+        sides = Side(plain.step, plain.prepare, upstream), Side(ours.step, ours.prepare)
+        if seconds is None:
+            seconds = sides[0].turn(1, warm_up=False)[0]
+        found[index] = far_ahead(seconds, sides[1]) or measure(*sides, effort)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from measure.report import geometric_mean, table
-from measure.turns import AHEAD, BEHIND, LOWEST, Beside
+from measure.turns import AHEAD, BEHIND, FAR, LONG, LOWEST, Beside
 
 
 class Cell(NamedTuple):
@@ -190,7 +190,9 @@ class Table(NamedTuple):
                 "Both sides take turns. A cell is settled when all rounds say that ours is ahead "
                 f"by {AHEAD[0]}, two rounds by {AHEAD[1]}, three and more by {AHEAD[2]}, or when "
                 f"three say that it is below {BEHIND}. A cell below {LOWEST} is measured again, "
-                "with twice as many rounds, and only that counts.",
+                "with twice as many rounds, and only that counts. Where a step of upstream's takes "
+                f"over {LONG:.0f} s, one step of it that is not warmed up, on a graph of either "
+                f"kind, tells that ours is {FAR:.0f} times as fast.",
                 "",
                 *_judged(rows),
             ]

@@ -24,7 +24,14 @@ BEHIND = 0.8
 LOWEST = 0.95
 """A ratio below this is a loss. It is measured again before it counts."""
 
-_LONG = 5
+LONG = 1.0
+"""Seconds of an upstream step whose memory no allocator keeps for the next one, so that nothing is
+warmer then. Whether a graph is new is nothing beside it, either."""
+
+FAR = 5.0
+"""The ratio to a long step of upstream's that one step of each tells."""
+
+_TURNS = 5
 """Times the length of a turn, a step needs no second one to tell that."""
 
 
@@ -107,6 +114,19 @@ class Beside:
         return self.plain / self.ours
 
 
+def far_ahead(plain: float, ours: Side) -> Beside | None:
+    """Ours beside one long step of upstream's, or ``None`` where more has to be measured.
+
+    Args:
+        plain: seconds of that step.
+        ours: what it is compared with.
+    """
+    if plain < LONG:
+        return None
+    taken = ours.turn(1, warm_up=False)[0]
+    return Beside(plain, taken, 1) if plain >= FAR * taken else None
+
+
 def measure(plain: Side, ours: Side, effort: Effort) -> Beside:
     """Time both in turns, more often where it is close, and again where ours seems to lose."""
     return measure_all(plain, [ours], effort)[0]
@@ -135,7 +155,7 @@ def measure_all(plain: Side, others: Sequence[Side], effort: Effort) -> list[Bes
 
 def _steps(side: Side, effort: Effort) -> int:
     """Steps of a turn, after those that warm up: the first may build what others find."""
-    if side.turn(1, warm_up=False)[0] > _LONG * effort.turn:
+    if side.turn(1, warm_up=False)[0] > _TURNS * effort.turn:
         return 1
     seconds = side.turn(1, warm_up=False)[0]
     return max(1, min(effort.steps, int(effort.turn / max(seconds, 1e-9))))

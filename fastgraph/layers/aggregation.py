@@ -20,9 +20,7 @@ from fastgraph.graphs.edges import (
 )
 from fastgraph.graphs.memo import is_recording
 from fastgraph.machine.memory import as_it_is
-from fastgraph.ops.library import is_defined_by
-from fastgraph.ops.spmm import REDUCTIONS
-from fastgraph.ops.spmm_coo import (
+from fastgraph.ops.coo import (
     FEW,
     NARROW,
     UngroupedEdges,
@@ -33,6 +31,8 @@ from fastgraph.ops.spmm_coo import (
     most_channels,
     most_channels_ever,
 )
+from fastgraph.ops.library import is_defined_by
+from fastgraph.ops.spmm import REDUCTIONS
 from fastgraph.plugins.refusal import Refusal
 
 SUMS = REDUCTIONS

@@ -8,6 +8,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.graphs.edges import as_saved, callers_of
 from fastgraph.graphs.graph import Graph, beside
+from fastgraph.ops.coo import NARROW, coo_kernel, is_checked
 from fastgraph.ops.library import (
     Arguments,
     Context,
@@ -16,7 +17,6 @@ from fastgraph.ops.library import (
     is_defined_by,
     needs_torch_operations,
 )
-from fastgraph.ops.spmm_coo import NARROW, coo_kernel, is_checked
 from fastgraph.ops.topology import (
     check_choice,
     check_features,

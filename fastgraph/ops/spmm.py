@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Size, Tensor
 
 from fastgraph.graphs.edges import as_saved, caller_index_of
+from fastgraph.ops.coo import coo_kernel, is_checked, most_channels
 from fastgraph.ops.library import Arguments, Context, Gradient, define, wanted_gradients
-from fastgraph.ops.spmm_coo import coo_kernel, is_checked, most_channels
 from fastgraph.ops.topology import (
     check_choice,
     check_features,

@@ -81,7 +81,7 @@ def install(is_author: IsAuthor = _is_not_ours) -> None:
 
     torch.from_numpy = of_script
     MadeOnDevice(is_author).__enter__()
-    _watch()
+    watch()
 
 
 def _author(frame: FrameType) -> str:
@@ -94,7 +94,8 @@ def _author(frame: FrameType) -> str:
     return ""
 
 
-def _watch() -> None:
+def watch() -> None:
+    """Look after each step of an optimizer for collectives and waits that should not be."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     waits: list[str] = []

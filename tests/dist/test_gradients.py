@@ -102,6 +102,65 @@ def gradients_of_elements_that_are_kept(x: Tensor) -> Values:
     return [*seen, column.grad, *gradients_of(model)]
 
 
+def derived(model: Model) -> list[Tensor]:
+    """Weights that layers make of parameters by moving, adding and subtracting elements."""
+    weight, half = model.first.weight, D // 2
+    return [
+        weight[:, :half] - weight[:, half:],
+        weight.t().reshape(4, half, half)[1],
+        1 + model.left,
+        model.third.weight.view(2, half, D).sum(0).expand(2, half, D)[0],
+    ]
+
+
+def loss_of_derived(x: Tensor, weights: list[Tensor]) -> Tensor:
+    first, second, scale, third = weights
+    hidden = x @ first + x[:, : D // 2] @ second
+    return (hidden * scale + x @ third.t()).square().mean()
+
+
+@case
+def gradients_of_derived_weights(x: Tensor) -> Values:
+    model = Model()
+    loss_of_derived(x, derived(model)).backward()
+    return gradients_of(model)
+
+
+@case
+def gradients_of_derived_weights_that_others_get(x: Tensor) -> Values:
+    """Hooks on what comes before a derived weight, which is kept, wanted, or used otherwise."""
+    model, seen = Model(), []
+    copied, summed = model.first.weight.clone(), model.second.weight + 1
+    kept, hooked = copied.view(D, D), summed.t()
+    copied.retain_grad()
+    summed.register_hook(lambda grad: seen.append(grad.clone()))
+    summed.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    (x @ kept.t() + x @ hooked.t() + copied.sum()).square().mean().backward()
+    seen.append(copied.grad)
+    again = Model()
+    middle = again.first.weight.clone()
+    (x @ middle.t()).square().mean().backward(inputs=[middle, again.first.weight])
+    (x @ again.second.weight.clone().t()).sum().backward(inputs=[again.second.weight])
+    return [*seen, middle.grad, *gradients_of(model), *gradients_of(again)]
+
+
+@case
+def derived_weights_that_are_kept_or_edited(x: Tensor) -> Values:
+    """For several passes, beside other uses of theirs, and in memory that is written to."""
+    model = Model()
+    weight, bias = model.first.weight, model.first.bias
+    kept, scale = weight - weight.t(), (bias + 1).expand(3, D).sum(0)
+    for _ in range(2):
+        loss = (x @ kept * scale).square().mean() + kept.square().sum() + (scale * bias).sum()
+        loss.backward(retain_graph=True)
+    zeroed, doubled, added = (weight.clone() for _ in range(3))
+    zeroed[0] = 0
+    doubled.mul_(2)
+    added += bias
+    (x @ zeroed + x @ doubled + x @ added).sigmoid().mean().backward()
+    return gradients_of(model)
+
+
 @case
 def gradients_of_some(x: Tensor) -> Values:
     model = Model()
@@ -213,6 +272,8 @@ def compare_on_this_rank() -> dict[str, Any]:
     model = Model()
     loss = model.loss(x)
     found["sums"] = [sums(lambda: model.loss(x)), sums(lambda: loss.backward())]
+    loss = loss_of_derived(x, derived(Model()))
+    found["of derived"] = sums(lambda: loss.backward())
     norm = nn.BatchNorm1d(D)
     out = norm(x * x.detach().requires_grad_())
     target = out.detach().clone()
@@ -255,6 +316,11 @@ def test_gradients_are_summed_together(found: list[dict[str, Any]]) -> None:
         assert of_rank["at once"][0] == 7
         assert 2 < of_rank["in bundles"][0] < 7
         assert of_rank["left"] == 0
+
+
+def test_gradients_of_derived_weights_are_summed_together(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert of_rank["of derived"] == 1
 
 
 def test_bits_do_not_depend_on_what_is_summed_together(found: list[dict[str, Any]]) -> None:

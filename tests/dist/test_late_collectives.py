@@ -16,6 +16,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import registry
 from tests import forks, late_collectives, standin
+from tests.dist import on_device
 from tests.dist.test_fused import HALVES, by_halves
 from tests.dist.test_overlap import D, N, ring
 
@@ -107,6 +108,32 @@ def test_what_gpus_do_wrong_without_a_word_is_an_error() -> None:
     for of_rank in forks.on_ranks(errors, 2):
         for name, (_, expected) in REFUSED.items():
             assert expected in of_rank[name], name
+
+
+def steps() -> list[str]:
+    """The error of a step of an optimizer before which each exchange was waited for, or one not."""
+    late_collectives.install()
+    on_device.watch()
+    weight = torch.nn.Parameter(rows())
+    weight.grad = rows()
+    optimizer, found = torch.optim.SGD([weight], lr=0.1), []
+    for waited in (2, 1):
+        exchanges = [begun() for _ in range(2)]
+        for exchange in exchanges[:waited]:
+            exchange.wait()
+        try:
+            optimizer.step()
+            found.append("")
+        except AssertionError as error:
+            found.append(str(error))
+    transport.barrier()
+    late_collectives.GOING_ON.clear()
+    return found
+
+
+def test_a_collective_that_nobody_waits_for_is_an_error_at_a_step() -> None:
+    for of_rank in forks.on_ranks(steps, 2):
+        assert of_rank == ["", "nobody has waited for a collective"]
 
 
 def arrivals() -> tuple[bool, list[list[bool]]]:

@@ -10,9 +10,9 @@ from torch_geometric.nn import SAGEConv, SimpleConv
 import fastgraph
 from fastgraph import ops
 from fastgraph.graphs.memo import MEMO
-from fastgraph.ops import spmm_coo
+from fastgraph.ops import coo
+from fastgraph.ops.coo import UngroupedEdges
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
-from fastgraph.ops.spmm_coo import UngroupedEdges
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.registry.registry import REGISTRY
 
@@ -118,7 +118,7 @@ def test_features_may_be_edited_before_the_gradient() -> None:
 def test_a_layer_groups_edges_that_it_uses_often(channels: int, reduce: str) -> None:
     index, x, outs = edges(), torch.randn(NUM_SRC, channels), []
     with fastgraph.enabled(min_edges=0):
-        for known in (*[0] * spmm_coo._SIGHTS.uses, 1, 1):
+        for known in (*[0] * coo._SIGHTS.uses, 1, 1):
             outs.append(SimpleConv(reduce)((x, None), index, size=(NUM_SRC, NUM_DST)))
             assert len(MEMO) == (known if channels == 1 else 1)
             assert torch.equal(outs[0], outs[-1])

@@ -10,8 +10,8 @@ from torch_geometric.nn import GraphConv, LGConv, SimpleConv
 import fastgraph
 from fastgraph import ops
 from fastgraph.graphs.memo import MEMO
-from fastgraph.ops import spmm_coo
-from fastgraph.ops.spmm_coo import UngroupedEdges, check_edges
+from fastgraph.ops import coo
+from fastgraph.ops.coo import UngroupedEdges, check_edges
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.registry.registry import REGISTRY
 
@@ -134,7 +134,7 @@ def test_a_layer_groups_edges_that_it_uses_often() -> None:
     index, x = edges()[:, :2000], torch.randn(NUM_SRC, 1)
     outs = []
     with fastgraph.enabled(min_edges=0):
-        for known in (*[0] * spmm_coo._SIGHTS.uses, 1, 1):
+        for known in (*[0] * coo._SIGHTS.uses, 1, 1):
             outs.append(SimpleConv()((x, None), index, size=(NUM_SRC, NUM_DST)))
             assert len(MEMO) == known
             assert torch.equal(outs[0], outs[-1])
@@ -156,7 +156,7 @@ def test_edges_are_grouped_when_the_gradient_of_features_is_asked_for(
         found = torch.autograd.grad(loss, [*layer.parameters()], retain_graph=True)
         assert len(MEMO) == 0
         (grad,) = torch.autograd.grad(loss, x)
-        assert len(MEMO) == (num_edges > spmm_coo._MOST_REVERSED_EDGES)
+        assert len(MEMO) == (num_edges > coo._MOST_REVERSED_EDGES)
         ops.spmm(torch.randn(NUM_SRC, 16), index)
         assert len(MEMO) == 1
         grouped = (layer(x, index, *given) * scale).sum()
@@ -184,7 +184,7 @@ def test_an_edit_that_nobody_counts_before_a_forward_pass_on_grouped_edges() -> 
     index, x = edges()[:, :2000], torch.randn(NUM_SRC, 1, dtype=torch.float64, requires_grad=True)
     size = NUM_SRC, NUM_DST
     with fastgraph.enabled(min_edges=0):
-        for _ in range(spmm_coo._SIGHTS.uses + 1):
+        for _ in range(coo._SIGHTS.uses + 1):
             SimpleConv("mean")((x, None), index, size=size)
         index.data.copy_(edges()[:, 2000:4000])
         out = SimpleConv("mean")((x, None), index, size=size)

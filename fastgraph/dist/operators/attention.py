@@ -176,6 +176,21 @@ def each(
     return [None if x is None else of_places.get(place, other)(x) for place, x in pairs]
 
 
+def together(
+    kind: str,
+    convert: Callable[[list[Tensor]], list[Tensor]],
+    places: Sequence[str],
+    inputs: list[Operand],
+) -> None:
+    """Convert the operands of one place that are given, all at once."""
+    pairs = zip(places, inputs, strict=True)
+    given = [(i, x) for i, (place, x) in enumerate(pairs) if place == kind and x is not None]
+    if given:
+        found = convert([x for _, x in given])
+        for (i, _), x in zip(given, found, strict=True):
+            inputs[i] = x
+
+
 def shared(x: Tensor) -> Tensor:
     """An operand that is the same for all nodes and edges.
 

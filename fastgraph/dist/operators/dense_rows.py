@@ -143,7 +143,7 @@ def by_rows(
     COUNTS.attention["rows (dense)"] += 1
     place = on(share.plan.place, query.device)
     local = key.local, aligned(value, key.rows, 0)
-    keys, values = (with_halo(x, share.plan).index_select(0, place) for x in local)
+    keys, values = (x.index_select(0, place) for x in with_halo(local, share.plan))
     out, stats = DENSE_ATTENTION(
         query.aligned(share.queries),
         keys,

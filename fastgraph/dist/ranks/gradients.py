@@ -29,18 +29,27 @@ TOGETHER = 2**22
 
 _LEAF = "torch::autograd::AccumulateGrad"
 
-_MOVES = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("Cat", "Permute", "Select", "Slice", "Split", "Stack", "T", "Transpose", "Unbind"),
-        *("Unsqueeze", "View"),
+_LINEAR = frozenset(
+    (
+        *(
+            f"{name}Backward0"
+            for name in (
+                *("Add", "Cat", "Clone", "Expand", "Neg", "Permute", "Select", "Slice", "Split"),
+                *("Squeeze", "Stack", "Sub", "Sum", "T", "ToCopy", "Transpose", "Unbind"),
+                *("UnsafeView", "Unsqueeze", "View"),
+            )
+        ),
+        *("SqueezeBackward1", "SumBackward1"),
     )
 )
-"""Autograd nodes that move elements and compute nothing.
+"""Autograd nodes that move elements or add them up, as layers derive weights from parameters.
 
-Their backward pass needs no tensor but the gradient, so that it can run twice: without the gradient
-in the pass at whose end that gradient is summed, then with it.
+Their backward pass needs no tensor but the gradient and is linear in it, so that it can run twice:
+without the gradient in the pass at whose end that gradient is summed, then with it.
 """
+
+WATCHED = "fastgraph.dist: watched"
+"""In the metadata of autograd nodes: somebody gets the gradient of what the node has made."""
 
 Leaf = Any  # the node of a leaf, AccumulateGrad, which torch has no type for
 
@@ -76,11 +85,11 @@ def is_small(grad: Tensor) -> bool:
 
 
 def may_wait(x: Tensor) -> bool:
-    """True if the gradient of a tensor can wait: the tensor is a leaf, or elements of leaves."""
+    """True if the gradient of a tensor can wait: it is a leaf, or elements of leaves and sums."""
     node = x.grad_fn
     if x.is_leaf or node is None:
         return x.is_leaf
-    return node.name() in _MOVES and all(leaf.name() == _LEAF for leaf in _following(node))
+    return all(name == _LEAF or name in _LINEAR for name in (n.name() for n in _from(node)))
 
 
 def waits(x: Tensor, node: Node, grad: Tensor) -> bool:
@@ -123,18 +132,26 @@ def _can_wait(x: Tensor, node: Node, grad: Tensor) -> bool:
         return False
     if not is_small(grad) or _is_watched(x):
         return False
-    leaves = [node] if x.is_leaf else _following(node)
-    return all(_can_have_its_gradient_later(leaf) for leaf in leaves)
+    return all(_can_have_its_gradient_later(one) for one in _from(node))
 
 
-def _can_have_its_gradient_later(leaf: Leaf) -> bool:
-    x: Tensor = leaf.variable
-    return x.requires_grad and not _is_watched(x) and _accumulates(leaf)
+def _can_have_its_gradient_later(node: Leaf) -> bool:
+    if node.name() != _LEAF:
+        return WATCHED not in node.metadata
+    x: Tensor = node.variable
+    return x.requires_grad and not _is_watched(x) and _accumulates(node)
 
 
-def _following(node: Node) -> list[Node]:
-    """The nodes of autograd that a node gives its gradients to."""
-    return [following for following, _ in node.next_functions if following is not None]
+def _from(node: Node) -> Iterator[Node]:
+    """A node of autograd and those that its gradient goes to, each once."""
+    left, seen = [node], {node}
+    while left:
+        node = left.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                left.append(following)
 
 
 def _is_watched(x: Tensor) -> bool:

@@ -31,6 +31,12 @@ _AT_ONCE = 2**20
 together take less than those of a ring, which follow one another.
 """
 
+_LARGE = 2**20
+"""Bytes of a tensor on each rank, from which on several are sent one after the other.
+
+Together they take fewer messages, and memory for copies of all of them at once.
+"""
+
 _PATIENCE = timedelta(seconds=3)
 """For which a rank waits before it looks at the board, again and again."""
 
@@ -174,6 +180,42 @@ def all_to_all(
     ``into`` is contiguous memory for the result. In a group ``r`` is a place in it.
     """
     return begin_all_to_all(x, sends, receives, into, group).wait()
+
+
+def all_to_all_together(
+    tensors: Sequence[Tensor],
+    sends: Sequence[int],
+    receives: Sequence[int],
+    into: Sequence[Tensor] | None = None,
+    group: Group | None = None,
+) -> list[Tensor]:
+    """:func:`all_to_all` of several tensors, whose rows are sent beside each other.
+
+    So they take the messages of one. What is sent and received is copied, as bytes: dtypes may
+    differ. A single tensor is not.
+    """
+    if len(tensors) == 1:
+        only = None if into is None else into[0]
+        return [all_to_all(tensors[0], sends, receives, only, group)]
+    sizes = [x.shape[1:].numel() * x.element_size() for x in tensors]
+    packed = torch.cat([as_bytes(x.contiguous()) for x in tensors], 1)
+    parts = all_to_all(packed, sends, receives, group=group).split(sizes, 1)
+    found = into
+    if found is None:
+        found = [x.new_empty((sum(receives), *x.shape[1:])) for x in tensors]
+    for out, part in zip(found, parts, strict=True):
+        as_bytes(out).copy_(part)
+    return list(found)
+
+
+def sends_in_turns(sizes: Sequence[int], ranks: int) -> bool:
+    """True if tensors are sent one after the other, and not together.
+
+    Args:
+        sizes: bytes of each on all ranks.
+        ranks: how many there are.
+    """
+    return sum(sizes) >= _LARGE * len(sizes) * ranks
 
 
 def begin_all_to_all(

@@ -6,6 +6,7 @@ held by rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeGuard, TypeVar
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.dist.ranks import gradients, transport
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import on
 from fastgraph.machine.memory import new_rows
-from fastgraph.ops.library import Context, needs_torch_operations
+from fastgraph.ops.library import Context, needs_torch_operations, wanted_gradients
 
 if TYPE_CHECKING:
     from fastgraph.dist.tensor.exchange import Plan
@@ -163,22 +165,33 @@ class _Sent(Function):
 
 class _WithHalo(Function):
     @staticmethod
-    def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
-        ctx.plan = plan
-        out = new_rows(x, (plan.mine + sum(plan.receives), *x.shape[1:]))
-        out[: plan.mine] = x
-        given = x.index_select(0, on(plan.given, x.device))
-        transport.all_to_all(given, plan.sends, plan.receives, into=out[plan.mine :])
-        return out
+    def forward(ctx: _OfPlan, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.plan, mine = plan, plan.mine
+        found = [new_rows(x, (mine + sum(plan.receives), *x.shape[1:])) for x in tensors]
+        for out, x in zip(found, tensors, strict=True):
+            out[:mine] = x
+        given = [x.index_select(0, on(plan.given, x.device)) for x in tensors]
+        into = [out[mine:] for out in found]
+        transport.all_to_all_together(given, plan.sends, plan.receives, into)
+        pairs = zip(found, ctx.needs_input_grad[1:], strict=True)
+        ctx.mark_non_differentiable(*(out for out, is_needed in pairs if not is_needed))
+        return tuple(found)
 
     @staticmethod
-    def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
-        plan = ctx.plan
-        if needs_torch_operations(grad):
-            return grad[: plan.mine] + halo_sum(grad[plan.mine :], plan), None
-        own, others = grad[: plan.mine], grad[plan.mine :]
-        returned = transport.all_to_all(others, plan.receives, plan.sends)
-        return own.index_add_(0, on(plan.given, grad.device), returned), None
+    def backward(ctx: _OfPlan, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        plan, mine = ctx.plan, ctx.plan.mine
+        # All ranks want the same ones.
+        wanted = [i for i, is_wanted in enumerate(wanted_gradients(ctx)[1:]) if is_wanted]
+        own, others = [grads[i][:mine] for i in wanted], [grads[i][mine:] for i in wanted]
+        found: list[Tensor | None] = [None] * len(grads)
+        if needs_torch_operations(*(grads[i] for i in wanted)):
+            for i, x, of_halo in zip(wanted, own, others, strict=True):
+                found[i] = x + halo_sum(of_halo, plan)
+            return None, *found
+        returned = transport.all_to_all_together(others, plan.receives, plan.sends)
+        for i, x, added in zip(wanted, own, returned, strict=True):
+            found[i] = x.index_add_(0, on(plan.given, x.device), added)
+        return None, *found
 
 
 def enter(x: Tensor) -> Tensor:
@@ -225,13 +238,20 @@ def returned(x: Tensor, plan: Plan) -> Tensor:
     return applied(_Returned, x.contiguous(), plan)
 
 
-def with_halo(x: Tensor, plan: Plan) -> Tensor:
-    """Local rows, followed by those of other ranks that a plan needs.
+def with_halo(tensors: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+    """Local rows of each tensor, followed by those of other ranks that a plan needs.
+
+    Those of several small tensors are sent together.
 
     Backward: each rank adds up what it and others have for its rows, in the memory of the gradient.
     That must be one which an operator made, and nothing else refers to.
     """
-    return applied(_WithHalo, x, plan) if plan.remote else x
+    if not plan.remote or not tensors:
+        return list(tensors)
+    sizes = [plan.remote * x.shape[1:].numel() * x.element_size() for x in tensors]
+    if transport.sends_in_turns(sizes, WORLD.size):
+        return [applied(_WithHalo, plan, x)[0] for x in tensors]
+    return list(applied(_WithHalo, plan, *tensors))
 
 
 def records_gradient(x: object) -> TypeGuard[Tensor]:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.utils import dlpack
@@ -13,6 +14,7 @@ from torch.utils._device import _device_constructors
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.gradients import WATCHED
 from fastgraph.dist.tensor.sharded import is_sharded, leaves, tree_map, whole
 from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, find
 from fastgraph.plugins.patching import Patches
@@ -44,6 +46,7 @@ def install() -> None:
         for loaded in (DataLoader, TensorDataset):  # workers are forks, which take part in nothing
             PATCHES.replace(loaded, "__init__", _on_the_whole(loaded.__init__, loaded.__name__))
         PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
+        PATCHES.replace(Tensor, "register_hook", _noted(Tensor.register_hook))
 
 
 def _replace_builtin(name: str, value: Callable[..., object]) -> None:
@@ -101,6 +104,19 @@ def _as_tensor(upstream: Callable[..., object]) -> Callable[..., object]:
         return data.to(device=device or data.device, dtype=dtype or data.dtype)
 
     return as_tensor
+
+
+def _noted(upstream: Callable[..., object]) -> Callable[..., object]:
+    """``Tensor.register_hook``, of which torch tells nobody who has the node alone."""
+
+    @functools.wraps(upstream)
+    def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> object:
+        if not is_sharded(x) and x.grad_fn is not None:
+            metadata: dict[str, object] = x.grad_fn.metadata  # type: ignore[assignment]
+            metadata[WATCHED] = True
+        return upstream(x, hook)
+
+    return register_hook
 
 
 def _uncompiled(upstream: Callable[..., object]) -> Callable[..., object]:

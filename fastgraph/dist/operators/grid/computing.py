@@ -22,6 +22,7 @@ from fastgraph.dist.operators.attention import (
     local_attention,
     needs_weights,
     shared,
+    together,
 )
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.operators.grid import joining
@@ -200,10 +201,6 @@ def _operands(
     inputs = each(of_places, shared, attention.spec.places, call.inputs)
     attention, inputs = attention.given_scores(inputs, block.destinations.mine)
     places = attention.spec.places
-    of_groups = {"sources": block.from_sources, "destinations": block.from_destinations}
-    for kind, everywhere in of_groups.items():
-        of_kind = [x if place == kind else None for place, x in zip(places, inputs, strict=True)]
-        at = [i for i, x in enumerate(of_kind) if x is not None]
-        for i, x in zip(at, everywhere([x for x in of_kind if x is not None]), strict=True):
-            inputs[i] = x
+    together("sources", block.from_sources, places, inputs)
+    together("destinations", block.from_destinations, places, inputs)
     return attention, inputs

@@ -131,7 +131,7 @@ class _ToOwners(Function):
     def forward(ctx: _OfGroup, rows: Layout, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         of_group = counts(rows, group)
         receives = [rows.mine] * group.size
-        received = _exchanged(tensors, of_group, receives, group)
+        received = transport.all_to_all_together(tensors, of_group, receives, group=group)
         shape = group.size, rows.mine
         return _marked(ctx, rows, group, [x.view(*shape, *x.shape[1:]) for x in received])
 
@@ -146,7 +146,8 @@ class _FromOwners(Function):
         of_group = counts(rows, group)
         sends = [rows.mine] * group.size
         flat = [x.reshape(sum(sends), *x.shape[2:]) for x in tensors]
-        return _marked(ctx, rows, group, _exchanged(flat, sends, of_group, group))
+        received = transport.all_to_all_together(flat, sends, of_group, group=group)
+        return _marked(ctx, rows, group, received)
 
     @staticmethod
     def backward(ctx: _OfGroup, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -169,26 +170,3 @@ def _wanted(ctx: _OfGroup, grads: Sequence[Tensor], send: Send) -> list[Tensor |
     for i, grad in zip(wanted, sent, strict=True):
         found[i] = grad
     return found
-
-
-def _exchanged(
-    tensors: Sequence[Tensor],
-    sends: Sequence[int],
-    receives: Sequence[int],
-    group: Group,
-) -> list[Tensor]:
-    """Rows of several tensors side by side, as bytes where their dtypes differ."""
-    if len(tensors) == 1:
-        return [transport.all_to_all(tensors[0], sends, receives, group=group)]
-    sizes = [x.shape[1:].numel() * x.element_size() for x in tensors]
-    packed = torch.cat([transport.as_bytes(x.contiguous()) for x in tensors], 1)
-    received = transport.all_to_all(packed, sends, receives, group=group)
-    taken = sum(receives)
-    # With no row or one a part counts as contiguous, though rows are apart by what fits no dtype.
-    copies = [
-        part.clone(memory_format=torch.contiguous_format) for part in received.split(sizes, 1)
-    ]
-    return [
-        copy.view(x.dtype).view(taken, *x.shape[1:])
-        for x, copy in zip(tensors, copies, strict=True)
-    ]

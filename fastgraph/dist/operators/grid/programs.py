@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.dist.operators.attention import Convert, each, shared
+from fastgraph.dist.operators.attention import Convert, each, shared, together
 from fastgraph.dist.operators.grid import joining
 from fastgraph.dist.operators.grid.graph import Block
 from fastgraph.dist.operators.rank_graph import local_rows
@@ -182,13 +182,10 @@ def _operands(block: Block, operands: Sequence[Tensor], program: Program) -> lis
         "edge": block.of_edges,
     }
     places = [operand.place for operand in program.operands]
-    local = [x for x in each(of_places, shared, places, operands) if x is not None]
-    replicate = {"gathered": block.from_sources, "row": block.from_destinations}
-    for kind, everywhere in replicate.items():
-        at = [i for i, place in enumerate(places) if place == kind]
-        for i, x in zip(at, everywhere([local[i] for i in at]) if at else [], strict=True):
-            local[i] = x
-    return local
+    local = each(of_places, shared, places, operands)
+    together("gathered", block.from_sources, places, local)
+    together("row", block.from_destinations, places, local)
+    return [x for x in local if x is not None]
 
 
 def run(block: Block, local: Sequence[Tensor], program: Program) -> list[Tensor]:

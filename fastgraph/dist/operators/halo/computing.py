@@ -20,6 +20,7 @@ from fastgraph.dist.operators.attention import (
     local_attention,
     needs_weights,
     shared,
+    together,
 )
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.operators.halo.cost import by_halo
@@ -57,8 +58,8 @@ class Halo(Mode):
         edges = functools.partial(graph.edges_of, numbered=weight is not None)
 
         def compute(piece: Piece) -> Results:
-            local = piece.of_sources(x), piece.edges.index, piece.edges.ptr, piece.of_edges(weight)
-            return Results(SPMM(*local, piece.num_rows, reduce, False))
+            edges = piece.edges.index, piece.edges.ptr, piece.of_edges(weight)
+            return Results(SPMM(*piece.of_sources([x]), *edges, piece.num_rows, reduce, False))
 
         found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
         return ShardedTensor(found.out, graph.destinations, 0)
@@ -73,7 +74,7 @@ class Halo(Mode):
 
         def compute(piece: Piece) -> Results:
             edges, weights = piece.edges, piece.of_edges(normalised)
-            operands = piece.of_sources(x), edges.index, edges.ptr, weights
+            operands = *piece.of_sources([x]), edges.index, edges.ptr, weights
             return Results(SPMM(*operands, piece.num_rows, "sum", False))
 
         edges = Edges(csr.col, csr.ptr)
@@ -86,7 +87,7 @@ class Halo(Mode):
         """Maxima and minima over neighbourhoods, and the record of their ties."""
         graph = neighbourhoods(*relation)
         edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
-        local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
+        local = *graph.of_sources([x]), edges.index, edges.ptr, graph.of_edges(weight)
         out, record = SEGMENT_REDUCE(*local, rows.mine, reduce, False, ties)
         if ties != "none":
             record = ShardedTensor(record, rows, 0)
@@ -134,7 +135,7 @@ class Halo(Mode):
         """Dot products of the ends of edges."""
         graph = neighbourhoods(*relation)
         edges = graph.edges_of(numbered=True)
-        local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
+        local = graph.of_destinations(y), *graph.of_sources([x]), edges.index, edges.ptr
         return ShardedTensor(SDDMM(*local, heads, reduce, False), graph.edges, 0)
 
     def program(
@@ -144,11 +145,12 @@ class Halo(Mode):
         graph = neighbourhoods(*relation)
         of_places: dict[str, Convert] = {
             "row": graph.of_destinations,
-            "gathered": graph.of_sources,
+            "gathered": lambda x: x,
             "edge": graph.of_edges,
         }
         places = [operand.place for operand in program.operands]
         local = each(of_places, shared, places, operands)
+        together("gathered", graph.of_sources, places, local)
         of_edges = "edge" in (*places, *(output.reduction for output in program.outputs))
         edges = graph.edges_of(numbered=of_edges)
         sizes = graph.sources.mine + len(graph.plan.halo), graph.destinations.mine
@@ -185,8 +187,9 @@ def _local(
 def _of_piece(piece: Piece, places: Sequence[str], inputs: Sequence[Operand]) -> list[Operand]:
     """The operands of a piece, given those of this rank."""
     of_places: dict[str, Convert] = {
-        "sources": piece.of_sources,
         "destinations": piece.of_destinations,
         "edges": piece.of_edges,
     }
-    return each(of_places, lambda x: x, places, inputs)
+    found = each(of_places, lambda x: x, places, inputs)
+    together("sources", piece.of_sources, places, found)
+    return found

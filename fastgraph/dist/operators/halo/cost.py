@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.operators.cost import TOPOLOGY, Cluster, Cost, Distribution, Layer
+from fastgraph.dist.ranks.transport import sends_in_turns
 
 
 def by_halo(layer: Layer, rows: Distribution, cluster: Cluster) -> Cost:
     """Each rank computes all heads of its nodes, from their rows and those of the halo."""
     others = len(rows.edges) - 1
     sources = [operand for operand in layer.operands if operand.place == "sources"]
-    exchanges = 2 * len(sources) if any(rows.receives) else 0
+    received = sum(rows.receives)
+    in_turns = sends_in_turns([received * operand.row for operand in sources], len(rows.edges))
+    exchanges = 2 * (len(sources) if in_turns else 1) if received else 0
     row = sum(operand.row for operand in sources)
     work = cluster.slowest(rows.edges) * layer.heads * layer.channels
     memory = max(rows.receives) * row + max(rows.edges) * TOPOLOGY

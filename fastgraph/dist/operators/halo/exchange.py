@@ -59,8 +59,8 @@ class Piece(Protocol):
     edges: Edges
     num_rows: int
 
-    def of_sources(self, x: Tensor) -> Tensor:
-        """The rows of a tensor with one for each source, as the operator got it."""
+    def of_sources(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of tensors with one for each source, as the operator got them."""
 
     def of_destinations(self, x: Tensor) -> Tensor:
         """The rows of a local tensor with one for each destination."""
@@ -98,11 +98,14 @@ class _First:
         self.travels: list[tuple[Tensor, _Travel]] = []
         self.rest: list[Tensor] = []
 
-    def of_sources(self, x: Tensor) -> Tensor:
-        travel = _Travel(self._graph.plan, self._halves.own)
-        x, gathered = applied(_Sent, aligned(x, self._graph.sources, 0), travel)
-        self.travels.append((gathered, travel))
-        return x
+    def of_sources(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        found = []  # what is large enough to travel meanwhile does so by itself, without copies
+        for given in tensors:
+            travel = _Travel(self._graph.plan, self._halves.own)
+            x, gathered = applied(_Sent, aligned(given, self._graph.sources, 0), travel)
+            self.travels.append((gathered, travel))
+            found.append(x)
+        return found
 
     def of_destinations(self, x: Tensor) -> Tensor:
         x, rest = applied(_SomeRows, x, self._halves.rows)
@@ -134,9 +137,8 @@ class _Second:
         self._halves = halves
         self._travels, self._rest = iter(first.travels), iter(first.rest)
 
-    def of_sources(self, _: Tensor) -> Tensor:
-        found: Tensor = applied(_Arrived, *next(self._travels))
-        return found
+    def of_sources(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [applied(_Arrived, *next(self._travels)) for _ in tensors]
 
     def of_destinations(self, _: Tensor) -> Tensor:
         return next(self._rest)

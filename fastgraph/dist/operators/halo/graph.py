@@ -12,6 +12,8 @@ more to do meanwhile where a partition cuts much.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -79,10 +81,14 @@ class Neighbourhoods(RankGraph):
         num_src = sources.mine + len(self.plan.halo)
         super().__init__(ends, Graph(self.index, num_src, destinations.mine))
 
-    def of_sources(self, x: Tensor) -> Tensor:
-        """The local rows and the halo of a tensor with a row for each source."""
-        if is_sharded(x):
-            return with_halo(aligned(x, self.sources, 0), self.plan)
+    def of_sources(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The local rows and the halo of tensors with a row for each source."""
+        sharded = [aligned(x, self.sources, 0) for x in tensors if is_sharded(x)]
+        gathered = iter(with_halo(sharded, self.plan))
+        return [next(gathered) if is_sharded(x) else self._taken(x) for x in tensors]
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """The same rows of a tensor that all ranks have."""
         make = lambda: torch.cat([self.sources.position, self.plan.halo])  # noqa: E731
         everywhere: Tensor = enter(x)
         rows = on(self._derived.get("sources", make), x.device)
@@ -109,7 +115,7 @@ class Neighbourhoods(RankGraph):
                 False,
                 dtype,
                 num_others=len(self.plan.halo),
-                with_others=lambda scale: with_halo(scale, self.plan),
+                with_others=lambda scale: with_halo([scale], self.plan)[0],
             )
 
         key = ("normalised", loop_weight, dtype)

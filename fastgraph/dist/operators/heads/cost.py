@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastgraph.dist.operators.cost import TOPOLOGY, Cluster, Cost, Distribution, Layer, RowOperand
-
-_LARGE = 2**20
-"""Bytes of a tensor on each rank, from which on several are sent by heads one after the other.
-
-Together they take fewer messages, and memory for copies of all of them at once.
-"""
+from fastgraph.dist.ranks.transport import sends_in_turns
 
 
 def by_heads(layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
@@ -51,13 +44,3 @@ def head_ranges(num_heads: int, ranks: int) -> list[range]:
     """Which heads each rank computes: consecutive ones, as many as others have or one more."""
     cuts = [num_heads * rank // ranks for rank in range(ranks + 1)]
     return [range(cuts[rank], cuts[rank + 1]) for rank in range(ranks)]
-
-
-def sends_in_turns(sizes: Sequence[int], ranks: int) -> bool:
-    """True if tensors go from rows to heads one after the other, and not together.
-
-    Args:
-        sizes: bytes of each on all ranks.
-        ranks: how many there are.
-    """
-    return sum(sizes) >= _LARGE * len(sizes) * ranks

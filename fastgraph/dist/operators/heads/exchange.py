@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist.operators.heads.cost import head_ranges, sends_in_turns
+from fastgraph.dist.operators.heads.cost import head_ranges
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.own_device import HOST
 from fastgraph.dist.ranks.world import WORLD
@@ -157,7 +157,7 @@ def _in_turns(
     """Large tensors one after the other, others together; all ranks come to the same answer."""
     pairs = list(zip(tensors, rows, strict=True))
     sizes = [of.n * heads.n * x.shape[2:].numel() * x.element_size() for x, of in pairs]
-    if sends_in_turns(sizes, WORLD.size):
+    if transport.sends_in_turns(sizes, WORLD.size):
         return [send([x], [of], heads)[0] for x, of in pairs]
     return send(tensors, rows, heads)
 
