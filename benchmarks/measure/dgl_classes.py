@@ -17,6 +17,11 @@ from measure.graphs import GraphData
 Call = Callable[..., Any]
 
 _LARGEST_EIGENVALUE = [2.0]
+_DIMENSIONS, _KERNELS = 3, 4
+
+
+def _of_edges(width: int) -> Callable[[GraphData, Tensor], tuple[Any, ...]]:
+    return lambda data, x: (torch.randn(data.num_edges, width),)
 
 
 def _attention(cls: type[nn.Module]) -> Callable[[int], nn.Module]:
@@ -49,17 +54,26 @@ class _Reduced(nn.Module):
 LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "AGNNConv": lambda c: dglnn.AGNNConv(),
     "APPNPConv": lambda c: dglnn.APPNPConv(3, 0.1),
+    "CFConv": lambda c: dglnn.CFConv(c, EDGE_FEATURES, c, c),
     "ChebConv": lambda c: dglnn.ChebConv(c, c, 3),
     "DotGatConv": _attention(dglnn.DotGatConv),
+    "EGATConv": lambda c: dglnn.EGATConv(
+        c, EDGE_FEATURES, c // heads_of(c), c // heads_of(c), heads_of(c)
+    ),
+    "EGNNConv": lambda c: dglnn.EGNNConv(c, c, c),
+    "EdgeConv": lambda c: dglnn.EdgeConv(c, c),
     "EdgeGATConv": lambda c: dglnn.EdgeGATConv(c, EDGE_FEATURES, c // heads_of(c), heads_of(c)),
     "GATConv": _attention(dglnn.GATConv),
     "GATv2Conv": _attention(dglnn.GATv2Conv),
     "GCN2Conv": lambda c: dglnn.GCN2Conv(c, 1),
     "GINConv": lambda c: dglnn.GINConv(nn.Linear(c, c), "sum"),
     "GINConv max": lambda c: dglnn.GINConv(nn.Linear(c, c), "max"),
+    "GMMConv": lambda c: dglnn.GMMConv(c, c, _DIMENSIONS, _KERNELS),
+    "GatedGCNConv": lambda c: dglnn.GatedGCNConv(c, c, c),
     "GatedGraphConv": lambda c: dglnn.GatedGraphConv(c, c, 2, 1),
     "GraphConv": lambda c: dglnn.GraphConv(c, c),
     "HGTConv": lambda c: dglnn.HGTConv(c, c // heads_of(c), heads_of(c), 1, 1),
+    "NNConv": lambda c: dglnn.NNConv(c, c, nn.Linear(EDGE_FEATURES, c * c)),
     "RelGraphConv": lambda c: dglnn.RelGraphConv(c, c, 2),
     "SAGEConv mean": _sage("mean"),
     "SAGEConv gcn": _sage("gcn"),
@@ -72,8 +86,14 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 
 _ARGUMENTS: dict[str, Callable[[GraphData, Tensor], tuple[Any, ...]]] = {
     "ChebConv": lambda data, x: (_LARGEST_EIGENVALUE,),
-    "EdgeGATConv": lambda data, x: (torch.randn(data.num_edges, EDGE_FEATURES),),
+    "CFConv": _of_edges(EDGE_FEATURES),
+    "EGATConv": _of_edges(EDGE_FEATURES),
+    "EGNNConv": lambda data, x: (torch.randn(data.num_nodes, _DIMENSIONS),),
+    "EdgeGATConv": _of_edges(EDGE_FEATURES),
+    "GMMConv": _of_edges(_DIMENSIONS),
+    "GatedGCNConv": lambda data, x: (torch.randn(data.num_edges, x.shape[1]),),
     "GCN2Conv": lambda data, x: (x,),
+    "NNConv": _of_edges(EDGE_FEATURES),
     "GatedGraphConv": lambda data, x: (torch.zeros(data.num_edges, dtype=torch.int64),),
     "HGTConv": lambda data, x: (
         torch.zeros(data.num_nodes, dtype=torch.int64),
@@ -119,6 +139,7 @@ class Case:
         return dgl.graph((source, destination), num_nodes=self._data.num_nodes)
 
     def forward(self, x: Tensor, graph: Any) -> Tensor:
-        """The output of the layer."""
-        out: Tensor = self.module(graph, x, *self._arguments)
-        return out
+        """The output of the layer, for nodes where there is another one for edges or positions."""
+        out: Any = self.module(graph, x, *self._arguments)
+        found: Tensor = out[0] if isinstance(out, tuple) else out
+        return found

@@ -7,6 +7,7 @@ before. See :mod:`fastgraph.routing.sizes`.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from fastgraph.dgl.index_objects import GRAPHS, is_graph_below, num_edges_of
-from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
+from fastgraph.routing.sizes import NEVER, PROGRAM, Least, Work, are_too_few
 from fastgraph.settings import current
 
 # Of message passing, for wide features. DGL adds up features of sources as fast as kernels do.
@@ -216,6 +217,11 @@ def of_program(
     """
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if len(args) > 1 and type(args[0]) in GRAPHS and type(args[1]) is Tensor:
+            # One look at the graph tells, where DGL's code takes 300 us and asking in steps 20.
+            if not args[1].is_cpu or current().min_edges is not None:
+                return False
+            return is_graph_below(args[0], _fewest_edges(work_of(module), is_grad_enabled()))
         if is_too_few(module, args, kwargs):
             return True
         graph, features = _arguments(args, kwargs)
@@ -225,3 +231,23 @@ def of_program(
 
     is_too_few = of_layer(PROGRAM)
     return is_small
+
+
+@functools.lru_cache(maxsize=1024)
+def _fewest_edges(work: ProgramWork, is_training: bool) -> int:
+    """The edges from which on a program gains, as the setting ``min_edges`` says nothing.
+
+    Args:
+        work: that of the program.
+        is_training: whether gradients are recorded, as they are while this is asked.
+    """
+    least = PROGRAM.training if is_training else PROGRAM.inference
+    if work.is_too_little(_MOST_EDGES):
+        return NEVER
+    return bisect.bisect_left(
+        range(_MOST_EDGES), True, lo=least, key=lambda count: not work.is_too_little(count)
+    )
+
+
+_MOST_EDGES = 1 << 40
+"""More than any graph has."""

@@ -84,8 +84,9 @@ def normalised_graph(
         ends = scale[:, None], of_sources[:, None]
         normalised = products(graph, *ends, 1, "sum", False).squeeze(1)
     else:  # in this order: the product of two scales may be infinite where weights are tiny
-        src, dst = graph.edge_list()
-        normalised = of_sources.index_select(0, src) * weight * scale.index_select(0, dst)
+        rows = graph.by_destination  # in whose order edges are numbered
+        of_rows = scale.repeat_interleave(rows.ptr.diff(), output_size=graph.num_edges)
+        normalised = of_sources.index_select(0, rows.col).mul_(weight).mul_(of_rows)
     return WeightedGraph(graph, normalised.to(dtype))
 
 
@@ -97,11 +98,14 @@ def _with_loop_weights(weight: Tensor, index: Tensor, num_nodes: int, loop_weigh
     Raises:
         IndexError: a self-loop lies outside the nodes.
     """
-    is_loop = index[0] == index[1]
-    loops = index[0, is_loop]
-    if loops.numel() > 0:  # the graph has not seen them
-        low, high = torch.aminmax(loops)
-        check_range(int(low), int(high), num_nodes, 0)
     loop_weights = weight.new_full((num_nodes,), loop_weight)
-    loop_weights[loops] = weight[is_loop]
-    return torch.cat([weight[~is_loop], loop_weights])
+    is_loop = index[0] == index[1]
+    if not is_loop.any():  # as mostly; picking edges by a mask takes longer than all else here
+        return torch.cat([weight, loop_weights])
+    loops = is_loop.nonzero().squeeze(1)
+    nodes = index[0].index_select(0, loops)
+    low, high = torch.aminmax(nodes)  # the graph has not seen them
+    check_range(int(low), int(high), num_nodes, 0)
+    loop_weights[nodes] = weight.index_select(0, loops)
+    kept = is_loop.logical_not_().nonzero().squeeze(1)
+    return torch.cat([weight.index_select(0, kept), loop_weights])

@@ -98,7 +98,14 @@ class Prepared:
         largest = max(map(math.prod, sides), default=0)
         passes = _passes(traced.program, width)
         work = Work(
-            width, has_wide_edges, is_half, widens_edges, has_narrow_products, largest, passes
+            width,
+            has_wide_edges,
+            is_half,
+            widens_edges,
+            has_narrow_products,
+            largest,
+            passes,
+            _exponentials(traced.program, width),
         )
         private = _private(traced, arguments, state_of(layer))
         wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
@@ -375,6 +382,16 @@ def _passes(program: Program, width: int) -> int:
     computed = sum(made.width == width for made in program.instructions)
     weighed = sum(output.reduction == SOFTMAX for output in program.outputs)
     return max(1, gathered + computed + len(program.outputs) + (_PASSES_OF_SOFTMAX - 1) * weighed)
+
+
+_EXPONENTIALS = {"exp": 1, "expm1": 1, "sigmoid": 1, "tanh": 1, "erf": 1, "elu": 1, "softplus": 2}
+"""By function, those that it takes with its gradient."""
+
+
+def _exponentials(program: Program, width: int) -> int:
+    """How many a program computes for each channel of messages of this width."""
+    wide = (made.operation for made in program.instructions if made.width == width)
+    return sum(_EXPONENTIALS.get(operation, 0) for operation in wide)
 
 
 def _products(program: Program) -> list[tuple[int, int]]:

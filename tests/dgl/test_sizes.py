@@ -462,3 +462,26 @@ def test_no_operator_of_message_passing_gains_on_a_tiny_graph() -> None:
     for _, _, least in CALLS.values():
         assert min(least.inference, least.training) >= index_objects.FEWEST
     assert min(*sizes.SUM_OF_EDGES[:2]) >= index_objects.FEWEST
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "work",
+    [
+        sizes.ProgramWork(1),
+        sizes.ProgramWork(8),
+        sizes.ProgramWork(64),
+        sizes.ProgramWork(64, has_wide_edges=True),
+        sizes.ProgramWork(64, has_winners=True),
+        sizes.ProgramWork(16, gains_in_training=False),
+    ],
+)
+def test_a_program_has_one_bound_for_its_edges(work: sizes.ProgramWork, training: bool) -> None:
+    with torch.set_grad_enabled(training):
+        fewest = sizes._fewest_edges(work, training)
+        assert fewest >= sizes.PROGRAM.bound()
+        if fewest == sizes.NEVER:
+            assert training and not work.gains_in_training
+            return
+        assert not work.is_too_little(fewest)
+        assert fewest == sizes.PROGRAM.bound() or work.is_too_little(fewest - 1)

@@ -394,3 +394,50 @@ def test_calls_without_content_end_as_upstreams(make: Any) -> None:
     expected = ends()
     with fastgraph.enabled(min_edges=0):
         assert ends() == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"improved": True}, {"flow": "target_to_source"}])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("loops", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_self_loops_are_added_as_upstream_adds_them(
+    options: dict[str, Any], weighted: bool, loops: int, dtype: torch.dtype
+) -> None:
+    """Bit by bit, of graphs with and without any, and so are the gradients of weights."""
+    edges = random_edges(30, 30, 200)
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, torch.arange(loops).repeat(2, 1)], dim=1).to(dtype)
+    given = torch.rand(edges.shape[1], dtype=torch.float64) if weighted else None
+    found = []
+    for norm in (gcn_norm.gcn_norm, gcn_norm.UPSTREAM):
+        weight = None if given is None else given.clone().requires_grad_()
+        with fastgraph.enabled(min_edges=0):
+            index, normalised = norm(edges, weight, 31, dtype=torch.float64, **options)
+        results = [index, normalised]
+        if weight is not None:
+            results += torch.autograd.grad(normalised.square().sum(), weight)
+        found.append(results)
+    for ours, upstreams in zip(*found, strict=True):
+        torch.testing.assert_close(ours, upstreams, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ((None,), {"flow": "sideways"}),
+        ((None, 30), {"num_nodes": 30}),
+        ((None, 30, False, True, "source_to_target", None, 1), {}),
+        ((None, 30), {"loops": True}),
+        ((None, 5), {}),
+        ((torch.rand(3), 30), {}),
+    ],
+)
+def test_errors_are_those_of_upstream(arguments: tuple[Any, Any]) -> None:
+    edges = torch.tensor([[1, 2, 9, 4], [2, 3, 1, 8]])
+    args, kwargs = arguments
+    texts = []
+    for norm in (gcn_norm.UPSTREAM, gcn_norm.gcn_norm):
+        with fastgraph.enabled(min_edges=0), pytest.raises(Exception) as raised:
+            norm(edges, *args, **kwargs)
+        texts.append((type(raised.value), str(raised.value)))
+    assert texts[0] == texts[1]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
     CGConv,
+    FAConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -25,6 +26,7 @@ from torch_geometric.nn import (
     LGConv,
     MessagePassing,
     PNAConv,
+    ResGatedGraphConv,
     RGCNConv,
     SAGEConv,
     SGConv,
@@ -33,6 +35,7 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
+from fastgraph.layers.prepared import Prepared
 from fastgraph.pyg import propagate, traced
 from fastgraph.routing import status
 from fastgraph.routing.sizes import (
@@ -459,3 +462,34 @@ def test_what_had_too_little_to_compute_is_planned_once(monkeypatch: pytest.Monk
         with fastgraph.enabled(min_edges=0):
             layer(x.repeat(1, 2), edges(10))
     assert fastgraph.status().row("Message").routed == 1
+
+
+def test_exponentials_that_gradients_compute_again_count_in_training() -> None:
+    one, gates = (
+        Work(8, False, passes=10, exponentials=1),
+        Work(8, False, passes=10, exponentials=3),
+    )
+    with torch.no_grad():
+        assert not one.is_too_little(60_000) and not gates.is_too_little(60_000)
+    assert not one.is_too_little(60_000) and gates.is_too_little(60_000)
+    assert not gates.is_too_little(217_000)
+    with_edges = gates._replace(has_wide_edges=True, passes=12)
+    assert with_edges.is_too_little(1_000_000)
+    assert not one._replace(has_wide_edges=True).is_too_little(1_000_000)
+
+
+def test_gates_of_crystals_have_three_exponentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Work] = []
+    compute = Prepared.compute
+
+    def computed(prepared: Prepared, *args: Any, **kwargs: Any) -> list[Tensor]:
+        found.append(prepared.work)
+        return compute(prepared, *args, **kwargs)
+
+    monkeypatch.setattr(Prepared, "compute", computed)
+    edges = torch.arange(12).view(2, 6) % 4
+    with fastgraph.enabled(min_edges=0):
+        for conv in (CGConv(8), FAConv(8), ResGatedGraphConv(8, 8)):
+            x = torch.randn(4, 8)
+            conv(x, x, edges) if isinstance(conv, FAConv) else conv(x, edges)
+    assert [work.exponentials for work in found] == [3, 0, 1]
