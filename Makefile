@@ -15,8 +15,10 @@ THREADS := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 PYTEST := $(THREADS) $(BIN)/python -m pytest --durations=25
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-# Modules are compiled when they are imported, as most never are.
+# Modules are compiled when they are imported, as most never are. Python keeps what it compiled, which
+# the environment may forbid: then each process compiles torch, PyG and the tests anew.
 INSTALL := install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # $(call tools,EXTRA...): install what extras list and what builds the package, but not the package.
 tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
   extras = project["project"]["optional-dependencies"]; \
