@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 _MISSING = object()
@@ -73,6 +75,22 @@ class Patches:
             else:
                 setattr(owner, name, original)
         return found[::-1]
+
+
+_LIBRARIES = ("torch.", "sympy.", "numpy.", "scipy.")
+"""Beginnings of the names of most modules of a program, which know of no graph library."""
+
+
+def modules_with(*names: str) -> list[ModuleType]:
+    """The imported modules that have one of these names, but for those of other libraries."""
+    wanted = frozenset(names)
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if not name.startswith(_LIBRARIES)
+        and isinstance(module, ModuleType)
+        and not vars(module).keys().isdisjoint(wanted)
+    ]
 
 
 def _own(owner: Any, name: str) -> Any:

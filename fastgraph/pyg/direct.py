@@ -23,6 +23,7 @@ from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import REDUCTIONS, reduction_of
 from fastgraph.pyg.messages import known_message
 from fastgraph.pyg.state import has_hook
+from fastgraph.routing.wrappers import bound
 
 _INHERITED = ("_check_input", "_set_size")
 
@@ -166,10 +167,11 @@ def _of_any(
         aggregate="_found.index, _found.dim_size" if is_default else taken["aggregate"],
         update=f"_update(_module, _out, {taken['update']})" if is_updated else "_out",
     )
-    made: dict[str, Any] = {"__name__": __name__}
-    exec(compile(source, f"<messages of {cls.__qualname__}>", "exec"), made)
     aggregate: Any = _aggregate if is_default else cls.aggregate
-    found: _Propagate = made["bind"](
+    found: _Propagate = bound(
+        source,
+        f"<messages of {cls.__qualname__}>",
+        __name__,
         upstream,
         is_other,
         collect,

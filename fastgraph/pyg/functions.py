@@ -5,15 +5,13 @@ Within layers, whose calls are routed or left to upstream as a whole, they run a
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fastgraph.graphs.memo import is_recording
-from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.patching import Patches, modules_with
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, run_upstream
 from fastgraph.routing.parts import Parts, report
@@ -68,16 +66,15 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
     return wrapper
 
 
-def replace_functions(patches: Patches, functions: Iterable[tuple[Function, Function]]) -> None:
+def replace_functions(patches: Patches, functions: Sequence[tuple[Function, Function]]) -> None:
     """Replace functions in all modules that have them by their own names.
 
     Args:
         patches: by which they are replaced.
         functions: each of upstream's, and the one that takes its place.
     """
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            own = vars(module)
-            for upstream, function in functions:
-                if own.get(upstream.__name__) is upstream:
-                    patches.replace(module, upstream.__name__, function)
+    for module in modules_with(*(upstream.__name__ for upstream, _ in functions)):
+        own = vars(module)
+        for upstream, function in functions:
+            if own.get(upstream.__name__) is upstream:
+                patches.replace(module, upstream.__name__, function)

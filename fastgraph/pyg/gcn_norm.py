@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
@@ -24,7 +23,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing, gcn_conv
 
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
-from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.patching import Patches, modules_with
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.sizes import WEIGHTED_SUM, is_tiny, is_too_small, of_many
 from fastgraph.routing.status import THREAD
@@ -73,9 +72,9 @@ class _Normalised(NamedTuple):
 
 def install(patches: Patches) -> None:
     """Replace ``gcn_norm`` in the modules of PyG's layers, but not where users import it from."""
-    for name, module in list(sys.modules.items()):
-        imported = name.startswith("torch_geometric.nn") and module is not gcn_conv
-        if imported and vars(module).get("gcn_norm") is UPSTREAM:
+    for module in modules_with("gcn_norm"):
+        imported = vars(module)["gcn_norm"] is UPSTREAM and module is not gcn_conv
+        if imported and module.__name__.startswith("torch_geometric.nn"):
             patches.replace(module, "gcn_norm", gcn_norm)
 
 
@@ -210,7 +209,7 @@ def _of_upstream(
             loop_weight[source[loops]] = edge_weight[loops]
             edge_weight = edge_weight.index_select(0, kept)
         source, destination = source.index_select(0, kept), destination.index_select(0, kept)
-    nodes = torch.arange(0, num_nodes)
+    nodes = torch.arange(0, num_nodes, device=edge_index.device)
     index = torch.cat([source, nodes, destination, nodes]).view(2, -1)
     if edge_weight is not None and loop_weight is not None:
         edge_weight = torch.cat([edge_weight, loop_weight])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 Left = Callable[..., list[Any] | bool | None]
@@ -89,10 +90,33 @@ def wrapped(
     source = (_SOURCE_OF_PART if is_part else _SOURCE).format(
         parameters=", ".join(declared), asked=", ".join(asked), arguments=", ".join(passed)
     )
-    made: dict[str, Any] = {"__name__": __name__}
-    exec(compile(source, f"<wrapper of {upstream.__qualname__}>", "exec"), made)
-    function = made["bind"](shorter or upstream, left, route)
+    file = f"<wrapper of {upstream.__qualname__}>"
+    function = bound(source, file, __name__, shorter or upstream, left, route)
     function.__defaults__ = upstream.__defaults__
     function.__kwdefaults__ = upstream.__kwdefaults__
     wrapper: Callable[..., Any] = functools.wraps(upstream)(function)
     return wrapper
+
+
+def bound(source: str, file: str, module: str, *values: Any) -> Any:
+    """A function that a source makes of some values, by its own function ``bind``.
+
+    The source is compiled once, as each switch to our routes makes the same functions again. Their
+    code is a copy each: torch's compiler keeps a limited number of results for a code.
+
+    Args:
+        source: of a module that has ``bind``.
+        file: what tracebacks call its file.
+        module: the ``__name__`` that the function is to have been made in.
+        values: the arguments of ``bind``.
+    """
+    made: dict[str, Any] = {"__name__": module}
+    exec(_compiled(source, file), made)
+    function = made["bind"](*values)
+    function.__code__ = function.__code__.replace()
+    return function
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(source: str, file: str) -> CodeType:
+    return compile(source, file, "exec")

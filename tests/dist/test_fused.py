@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -388,9 +389,15 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
     return ""
 
 
+@functools.cache
+def upstreams(case: Case, make: Callable[[], Any]) -> tuple[list[Tensor | None], str]:
+    """Upstream's results on one process, the same for every layout, and the class of the layer."""
+    return outcome(case, prepared(make(), case.call)), type(case.make()).__name__
+
+
 def compared(case: Case, make: Callable[[], Any], shard: Callable[[Any], Any]) -> Found:
     fastgraph.disable()
-    expected = outcome(case, prepared(make(), case.call))
+    expected, name = upstreams(case, make)
     data = prepared(shard(make()), case.call)
     fastgraph.enable()
     fastgraph.status().reset()
@@ -408,7 +415,7 @@ def compared(case: Case, make: Callable[[], Any], shard: Callable[[Any], Any]) -
         error = traceback.format_exc()
     rows = fastgraph.status().rows
     fastgraph.disable()
-    label = case.label or type(case.make()).__name__
+    label = case.label or name
     row = next((row for row in rows if row.layer == label), None)
     routed, reasons = (row.routed, ", ".join(row.reasons)) if row else (0, "not called")
     return Found(error, gathers, routed // 2, reasons, planned_again, halo)
