@@ -25,7 +25,6 @@ from fastgraph.dist.forecast.forecast import partition_distribution
 from fastgraph.dist.operators import cost, links, planner
 from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.operators.halo.graph import neighbourhoods
-from fastgraph.dist.operators.heads import cost as heads_cost
 from fastgraph.dist.operators.heads.exchange import layout_of_heads
 from fastgraph.dist.operators.modes import MODES
 from fastgraph.dist.ranks import transport
@@ -198,12 +197,12 @@ def penalised() -> list[str]:
     """With tensors that are sent together, and with large ones, which are not."""
     fastgraph.disable()
     expected = second_derivatives(graph())
-    found, before = [], heads_cost._LARGE
+    found, before = [], transport._LARGE
     with fastgraph.enabled():
-        for heads_cost._LARGE in (before, 0):
+        for transport._LARGE in (before, 0):
             of_ranks = second_derivatives(shard("uneven")(graph()))
             found.append(test_fused.difference(list(expected), list(of_ranks)))
-    heads_cost._LARGE = before
+    transport._LARGE = before
     return found
 
 
