@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.dist.ranks import gradients, transport
-from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.memo import on
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import Context, needs_torch_operations, wanted_gradients
@@ -249,7 +248,7 @@ def with_halo(tensors: Sequence[Tensor], plan: Plan) -> list[Tensor]:
     if not plan.remote or not tensors:
         return list(tensors)
     sizes = [plan.remote * x.shape[1:].numel() * x.element_size() for x in tensors]
-    if transport.sends_in_turns(sizes, WORLD.size):
+    if transport.sends_in_turns(sizes, len(plan.sends)):
         return [applied(_WithHalo, plan, x)[0] for x in tensors]
     return list(applied(_WithHalo, plan, *tensors))
 

@@ -339,8 +339,12 @@ def enter(x: object) -> object:
         entered = collectives.enter(x)
         _entered[x] = entered, version(x)
         leaf = weakref.ref(x)
-        entered.register_hook(lambda grad: _forget(leaf()))
+        _register_hook(entered, lambda grad: _forget(leaf()))
     return entered
+
+
+_register_hook = Tensor.register_hook
+"""Upstream's, before :mod:`fastgraph.dist.tensor.hooks` notes hooks of users."""
 
 
 def _is_all_of(view: Tensor, x: Tensor) -> bool:
