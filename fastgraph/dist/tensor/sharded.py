@@ -343,7 +343,7 @@ def enter(x: object) -> object:
     return entered
 
 
-_register_hook = Tensor.register_hook
+_register_hook: Callable[[Tensor, Callable[[Tensor], None]], object] = Tensor.register_hook
 """Upstream's, before :mod:`fastgraph.dist.tensor.hooks` notes hooks of users."""
 
 
