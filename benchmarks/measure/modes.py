@@ -90,7 +90,8 @@ def beside(
     """Upstream's steps beside ours, which is enabled; ``None`` where the mode asks for nothing.
 
     Upstream is measured on the same kind of graph as ours, even if it keeps nothing of any: where a
-    step takes 200 us, the memory of a new graph is up to 9 % of it.
+    step takes 200 us, the memory of a new graph is up to 9 % of it. Of a step of a second it is
+    nothing: see :data:`measure.turns.LONG`.
 
     Args:
         case: what is computed.

@@ -38,7 +38,7 @@ from fastgraph.dist.tensor.table import (
     dispatch_of,
     is_in_place,
 )
-from fastgraph.graphs.memo import REMEMBERING
+from fastgraph.graphs.memo import REMEMBERING, tensor_key
 from fastgraph.graphs.ranks import BY_TYPE, OfRanks
 
 if TYPE_CHECKING:
@@ -334,10 +334,11 @@ def enter(x: object) -> object:
         return x
     if not x.is_leaf:
         return collectives.enter(x)
-    entered, edits = _entered.get(x, (None, None))
-    if entered is None or edits != version(x) or not _is_all_of(entered, x):
+    entered, key = _entered.get(x, (None, None))
+    now = tensor_key(x)  # its memory, too, which ``.data`` may replace; what is entered keeps it
+    if entered is None or key != now:
         entered = collectives.enter(x)
-        _entered[x] = entered, version(x)
+        _entered[x] = entered, now
         leaf = weakref.ref(x)
         _register_hook(entered, lambda grad: _forget(leaf()))
     return entered
@@ -345,17 +346,6 @@ def enter(x: object) -> object:
 
 _register_hook: Callable[[Tensor, Callable[[Tensor], None]], object] = Tensor.register_hook
 """Upstream's, before :mod:`fastgraph.dist.tensor.hooks` notes hooks of users."""
-
-
-def _is_all_of(view: Tensor, x: Tensor) -> bool:
-    """True if a view is one of the memory that a tensor has now, which ``.data`` may replace."""
-    return (
-        view.untyped_storage() is x.untyped_storage()
-        and view.storage_offset() == x.storage_offset()
-        and view.shape == x.shape
-        and view.stride() == x.stride()
-        and view.dtype == x.dtype
-    )
 
 
 def _forget(leaf: Tensor | None) -> None:
